@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
     """A precision policy.
 
     Attributes:
         name: as in Keras.
-        variable_name: name of the dtype `variable`.
-        compute_name: name of the dtype `compute`.
+        variable: dtype of master weights, optimizer slots, accumulators, loss sums.
+        compute: dtype in which programs compute and boundary tensors travel.
     """
 
     name: str
-    variable_name: str
-    compute_name: str
-
-    @functools.cached_property
-    def variable(self) -> tf.DType:
-        """Dtype of master weights, optimizer slots, accumulators, loss sums."""
-        return tf.as_dtype(self.variable_name)
-
-    @functools.cached_property
-    def compute(self) -> tf.DType:
-        """Dtype in which programs compute and boundary tensors travel."""
-        return tf.as_dtype(self.compute_name)
+    variable: tf.DType
+    compute: tf.DType
 
 
 POLICIES = {
     p.name: p
     for p in (
-        Policy("float32", "float32", "float32"),
-        Policy("float64", "float64", "float64"),
-        Policy("mixed_bfloat16", "float32", "bfloat16"),
-        Policy("mixed_float16", "float32", "float16"),
+        Policy("float32", tf.float32, tf.float32),
+        Policy("float64", tf.float64, tf.float64),
+        Policy("mixed_bfloat16", tf.float32, tf.bfloat16),
+        Policy("mixed_float16", tf.float32, tf.float16),
     )
 }
 

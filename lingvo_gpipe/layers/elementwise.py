@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 
@@ -31,10 +30,9 @@ def _is_elementwise(name: str, value: object) -> bool:
     return len(needed) == 1
 
 
-@functools.cache
-def _functions() -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
-    members = vars(keras.activations).items()
-    return {name: value for name, value in members if _is_elementwise(name, value)}
+_FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    name: value for name, value in vars(keras.activations).items() if _is_elementwise(name, value)
+}
 
 
 def activation_function(params: Layer.Params, name: str) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -47,14 +45,13 @@ def activation_function(params: Layer.Params, name: str) -> Callable[[tf.Tensor]
     Raises:
         LayerError: Keras has none, or it needs more arguments.
     """
-    functions = _functions()
-    if name not in functions:
-        near = errors.nearest(name, functions) or sorted(functions)
+    if name not in _FUNCTIONS:
+        near = errors.nearest(name, _FUNCTIONS) or sorted(_FUNCTIONS)
         raise errors.LayerError(
             f"{base.describe(params)}: no activation {name!r}; nearest {', '.join(near)}. Set its "
             "field activation to one of keras.activations that takes x alone and keeps its shape"
         )
-    return functions[name]
+    return _FUNCTIONS[name]
 
 
 def kept_bytes(params: Layer.Params, name: str, output: tf.TensorSpec) -> int:

@@ -11,7 +11,6 @@ a copy of it (`from_python`), to which no name in a text leads.
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 import weakref
@@ -22,6 +21,31 @@ import keras
 REFERENCE = "reference"
 """Key of a configuration whose value is the class itself, in place of its name."""
 
+_ACTIVATIONS = {
+    name: value
+    for name, value in vars(keras.activations).items()
+    if isinstance(value, types.FunctionType) and name not in ("get", "serialize", "deserialize")
+}
+_MAY_BE_NAMED = (
+    keras.Operation,  # layers too
+    keras.initializers.Initializer,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    # Parts of a layer's configuration that hold numbers and names alone.
+    keras.dtype_policies.DTypePolicy,
+    keras.dtype_policies.DTypePolicyMap,
+    keras.random.SeedGenerator,
+)
+# Layers whose configuration is, or names, code.
+_RUN_CODE = (
+    keras.layers.Lambda,
+    keras.layers.TFSMLayer,
+    keras.layers.JaxLayer,
+    keras.layers.FlaxLayer,
+    keras.layers.TorchModuleWrapper,
+)
 # Values that Keras writes as if they were objects.
 _VALUES = ("__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__slice__", "__keras_tensor__")
 _copies: weakref.WeakKeyDictionary[types.FunctionType, types.FunctionType] = (
@@ -30,21 +54,12 @@ _copies: weakref.WeakKeyDictionary[types.FunctionType, types.FunctionType] = (
 _from_python: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
-@functools.cache
-def _activations() -> dict[str, types.FunctionType]:
-    return {
-        name: value
-        for name, value in vars(keras.activations).items()
-        if isinstance(value, types.FunctionType) and name not in ("get", "serialize", "deserialize")
-    }
-
-
 def from_python(function: Any) -> Any:
     """Return the function as a configuration holds it: a copy, or an activation itself.
 
     The same function has the same copy, so that equal objects have equal configurations.
     """
-    if function in _from_python or function in _activations().values():
+    if function in _from_python or function in _ACTIVATIONS.values():
         return function
     if function not in _copies:
         copy = types.FunctionType(
@@ -78,7 +93,7 @@ def refusal(value: Any) -> str | None:
 def _foreign(value: Any) -> str | None:
     """Return the first class or function in `value` that may not be named, as messages show it."""
     if isinstance(value, types.FunctionType):
-        known = value in _from_python or value in _activations().values()
+        known = value in _from_python or value in _ACTIVATIONS.values()
         return None if known else f"the function {value.__module__}.{value.__qualname__}"
     if isinstance(value, type):
         return None if _allowed(value) else f"the class {value.__module__}.{value.__qualname__}"
@@ -99,7 +114,6 @@ def _foreign(value: Any) -> str | None:
 
 def _foreign_object(config: dict[str, Any]) -> str | None:
     """Return the name of the object that a dict describes, if that may not be named."""
-    activations = _activations()  # all of Keras is imported from here on
     reference, name = config.get(REFERENCE), config.get("class_name")
     if isinstance(reference, type):
         kind: object = reference
@@ -111,7 +125,7 @@ def _foreign_object(config: dict[str, Any]) -> str | None:
         if config.get("registered_name") not in (None, name, inner):
             return f"the registered {config['registered_name']!r}"
         if name == "function":
-            known = isinstance(inner, str) and inner in activations
+            known = isinstance(inner, str) and inner in _ACTIVATIONS
             known = known and module in ("builtins", "keras.activations")
             return None if known else f"the function {module}.{inner}"
         kind, shown = _class_of_keras(module, name), f"{module}.{name}"
@@ -132,30 +146,6 @@ def _class_of_keras(module: object, name: object) -> object:
 
 
 def _allowed(kind: object) -> bool:
-    kinds, run_code = _kinds()
-    return isinstance(kind, type) and issubclass(kind, kinds) and not issubclass(kind, run_code)
-
-
-@functools.cache
-def _kinds() -> tuple[tuple[type, ...], tuple[type, ...]]:
-    """Return the classes that may be named, and layers whose configuration is, or names, code."""
-    kinds = (
-        keras.Operation,  # layers too
-        keras.initializers.Initializer,
-        keras.regularizers.Regularizer,
-        keras.constraints.Constraint,
-        keras.losses.Loss,
-        keras.metrics.Metric,
-        # Parts of a layer's configuration that hold numbers and names alone.
-        keras.dtype_policies.DTypePolicy,
-        keras.dtype_policies.DTypePolicyMap,
-        keras.random.SeedGenerator,
-    )
-    run_code = (
-        keras.layers.Lambda,
-        keras.layers.TFSMLayer,
-        keras.layers.JaxLayer,
-        keras.layers.FlaxLayer,
-        keras.layers.TorchModuleWrapper,
-    )
-    return kinds, run_code
+    if not isinstance(kind, type) or issubclass(kind, _RUN_CODE):
+        return False
+    return issubclass(kind, _MAY_BE_NAMED)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.optim import keras_objects
@@ -136,7 +136,7 @@ class KerasRule(Rule):
             keras.optimizers.Optimizer,
             self.params.name,
             dict(self.params.config, learning_rate=0.0),
-            mixin=_functional(),
+            mixin=_Functional,
         )
 
     def _template(self, path: str, shape: _Shape, dtype: tf.DType) -> _Template:
@@ -189,25 +189,20 @@ class _Beginning(NamedTuple):
     has_rows: bool
 
 
-@functools.cache
-def _functional() -> type:
-    """Return a class that comes between a Keras optimizer and its TensorFlow backend.
+class _Functional(keras.optimizers.Optimizer):
+    """Comes between a Keras optimizer and its TensorFlow backend.
 
     The backend's versions of these methods use the `tf.Variable` of a Keras variable and refuse
     `stateless_apply`. Those of Keras' own base class work on values alone.
     """
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-    class Functional(keras.optimizers.Optimizer):
-        assign = BaseOptimizer.assign
-        assign_add = BaseOptimizer.assign_add
-        assign_sub = BaseOptimizer.assign_sub
-        stateless_apply = BaseOptimizer.stateless_apply
-        _apply_weight_decay = BaseOptimizer._apply_weight_decay
-        _backend_update_step = BaseOptimizer._backend_update_step
-        _var_key = BaseOptimizer._var_key
-
-    return Functional
+    assign = BaseOptimizer.assign
+    assign_add = BaseOptimizer.assign_add
+    assign_sub = BaseOptimizer.assign_sub
+    stateless_apply = BaseOptimizer.stateless_apply
+    _apply_weight_decay = BaseOptimizer._apply_weight_decay
+    _backend_update_step = BaseOptimizer._backend_update_step
+    _var_key = BaseOptimizer._var_key
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def specs(fields: Mapping[str, Nest | SpecNest]) -> dict[str, SpecNest]:
     def spec(leaf: tf.Tensor | tf.TensorSpec) -> tf.TensorSpec:
         if isinstance(leaf, tf.TensorSpec):
             return leaf
-        tensor = _tensor(leaf)
+        tensor = tf.convert_to_tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
     return _leaf_by_leaf(fields, spec)
@@ -44,17 +44,17 @@ def tensors(
         InputError: a field is missing, is not a nest of tensors or arrays, or has another
             structure, number of dimensions or kind of values than in the build.
     """
-    found = _leaf_by_leaf(fields, _tensor)
-    missing = sorted(set(names) - set(found))
+    converted = _leaf_by_leaf(fields, tf.convert_to_tensor)
+    missing = sorted(set(names) - set(converted))
     if missing:
         raise errors.InputError(
             f"the mini-batch has no field {missing[0]!r}, with which the pipeline was built; "
-            f"it has {', '.join(sorted(found)) or 'none'}. Include every field"
+            f"it has {', '.join(sorted(converted)) or 'none'}. Include every field"
         )
     if built is not None:
         for name in names:
-            _check_like(name, found[name], built[name])
-    return found
+            _check_like(name, converted[name], built[name])
+    return converted
 
 
 def _check_like(name: str, value: Nest, built: SpecNest) -> None:
@@ -127,29 +127,21 @@ def _leaf_by_leaf(fields: Mapping[str, Nest], function: Callable[[Any], Any]) ->
     """Return the fields with a function of each leaf.
 
     Raises:
-        InputError: there are no fields, or the function refuses a leaf; names the field.
+        InputError: there are no fields, or a leaf is not a tensor; names the field.
     """
     mappings([fields])
-    made = {}
+    result = {}
     for name, value in fields.items():
-        try:
-            made[name] = tf.nest.map_structure(function, value)
-        except _NotATensorError as error:
-            inside = " inside" if tf.nest.is_nested(value) else ""
-            raise errors.InputError(
-                f"field {name!r} has {error}{inside}, expected a tensor or a nest of tensors. "
-                "Convert it to tensors, or leave it out"
-            ) from error
-    return made
-
-
-class _NotATensorError(Exception):
-    """A leaf of a field is not a tensor; its text says what it is."""
-
-
-def _tensor(leaf: Any) -> tf.Tensor:
-    try:
-        return tf.convert_to_tensor(leaf)
-    except (TypeError, ValueError) as error:
-        kind = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
-        raise _NotATensorError(kind) from error
+        leaves = []
+        for leaf in tf.nest.flatten(value):
+            try:
+                leaves.append(function(leaf))
+            except (TypeError, ValueError) as error:
+                kind = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
+                inside = " inside" if tf.nest.is_nested(value) else ""
+                raise errors.InputError(
+                    f"field {name!r} has {kind}{inside}, expected a tensor or a nest of tensors. "
+                    "Convert it to tensors, or leave it out"
+                ) from error
+        result[name] = tf.nest.pack_sequence_as(value, leaves)
+    return result

@@ -14,32 +14,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe.graphs import functions
+from lingvo_gpipe.graphs import traced_flops
 
 # Computed in every section that needs them, where their inputs are not larger than their output.
-_CHEAP = frozenset(
-    (
-        "BroadcastGradientArgs",
-        "BroadcastTo",
-        "Cast",
-        "Const",
-        "ExpandDims",
-        "Fill",
-        "Identity",
-        "InvertPermutation",
-        "OnesLike",
-        "PreventGradient",
-        "Range",
-        "Rank",
-        "Reshape",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Squeeze",
-        "StopGradient",
-        "ZerosLike",
-    )
-)
+_CHEAP = """
+    BroadcastGradientArgs BroadcastTo Cast Const ExpandDims Fill Identity InvertPermutation OnesLike
+    PreventGradient Range Rank Reshape Shape ShapeN Size Squeeze StopGradient ZerosLike
+"""
+_CHEAP_TYPES = frozenset(_CHEAP.split())
 # Gradient → place of the forward's result among its inputs. oneDNN has the gradient only where the
 # forward is in the same function; TensorFlow's own takes 50 times as long.
 _BESIDE_GRADIENT = {"LRNGrad": 2, "MaxPool3DGrad": 1, "MaxPoolGrad": 1}
@@ -147,7 +129,7 @@ class Sections:
                 if tensor.op.name in movable
                 or (
                     tensor.op.name in recomputable
-                    and (tensor.op.type in _CHEAP or tensor.name in beside)
+                    and (tensor.op.type in _CHEAP_TYPES or tensor.name in beside)
                 )
             ]
             # The last one first: its input may be cheap as well.
@@ -237,4 +219,4 @@ def _is_shape(tensor: tf.Tensor) -> bool:
 
 
 def _size(tensor: tf.Tensor) -> int:
-    return functions.num_elements(tensor) * max(tensor.dtype.size, 1)
+    return traced_flops.num_elements(tensor) * max(tensor.dtype.size, 1)

@@ -13,8 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe.graphs import functions
-
 _MOVES = """
     Const Placeholder Identity IdentityN StopGradient PreventGradient NoOp Reshape Squeeze
     ExpandDims Shape ShapeN Size Rank Cast Pack Unpack ConcatV2 ConcatOffset Slice
@@ -22,6 +20,7 @@ _MOVES = """
     BroadcastGradientArgs ConjugateTranspose InvertPermutation
 """
 _FREE = frozenset(_MOVES.split())
+LOOPS = frozenset(["While", "StatelessWhile"])
 _CALLS = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 _BRANCHES = frozenset(["If", "StatelessIf", "Case", "StatelessCase"])
 # Which input is the tensor of output's size, and which the filter, in convolutions' gradients.
@@ -44,14 +43,14 @@ def _operation_flops(op: tf.Operation, graph: tf.Graph) -> int:
         return 0
     if kind in _CALLS:
         return _function_flops(op.get_attr("f").name, graph)
-    if kind in functions.LOOPS:
-        return functions.iterations(op) * _function_flops(op.get_attr("body").name, graph)
+    if kind in LOOPS:
+        return iterations(op) * _function_flops(op.get_attr("body").name, graph)
     if kind in _BRANCHES:
         return max(_function_flops(branch.name, graph) for branch in _branches(op))
     product = _product_flops(op)
     if product is not None:
         return product
-    return max((functions.num_elements(t) for t in (*op.outputs, *op.inputs)), default=0)
+    return max((num_elements(t) for t in (*op.outputs, *op.inputs)), default=0)
 
 
 def _branches(op: tf.Operation) -> list[Any]:
@@ -67,7 +66,7 @@ def _product_flops(op: tf.Operation) -> int | None:
     if kind in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
         flag = "transpose_a" if kind == "MatMul" else "adj_x"
         inner = op.inputs[0].shape[-2 if op.get_attr(flag) else -1]
-        return 2 * functions.num_elements(op.outputs[0]) * int(inner or 0)
+        return 2 * num_elements(op.outputs[0]) * int(inner or 0)
     if kind == "Einsum":
         return _einsum_flops(op)
     if not kind.startswith(("Conv2D", "Conv3D", "DepthwiseConv2dNative")):
@@ -79,7 +78,7 @@ def _product_flops(op: tf.Operation) -> int | None:
         weights = op.outputs[0] if "BackpropFilter" in kind else op.inputs[1]
     shape = weights.shape.as_list()
     per_output = shape[:-2] if kind.startswith("Depthwise") else shape[:-1]
-    return 2 * functions.num_elements(small) * math.prod(size or 0 for size in per_output)
+    return 2 * num_elements(small) * math.prod(size or 0 for size in per_output)
 
 
 def _einsum_flops(op: tf.Operation) -> int:
@@ -93,9 +92,31 @@ def _einsum_flops(op: tf.Operation) -> int:
             shape = shape[:at] + shape[len(shape) - (len(labels) - at) :]
         size_of.update(zip(labels, (size or 0 for size in shape), strict=True))
     contracted = math.prod(size for label, size in size_of.items() if label not in result)
-    return 2 * functions.num_elements(op.outputs[0]) * contracted
+    return 2 * num_elements(op.outputs[0]) * contracted
 
 
 def _function_flops(name: str, graph: tf.Graph) -> int:
-    body = functions.body(name, graph)
-    return flops(body.get_operations(), body)
+    called = body(name, graph)
+    return flops(called.get_operations(), called)
+
+
+def num_elements(tensor: tf.Tensor) -> int:
+    """Return the number of elements; dimensions of unknown size count as none."""
+    return int(tensor.shape.num_elements() or 0) if tensor.shape.rank is not None else 0
+
+
+def body(name: str, graph: tf.Graph) -> tf.Graph:
+    """Return the graph of a function that an operation of `graph` calls."""
+    return graph._functions[name].graph
+
+
+def iterations(op: tf.Operation) -> int:
+    """Return how often a loop runs: the length of unstacked tensors, or as its forward loop."""
+    count = 1
+    for tensor in op.inputs:
+        source = tensor.op
+        if source.type in LOOPS:
+            count = max(count, iterations(source))
+        elif source.type == "TensorListFromTensor":
+            count = max(count, int(source.inputs[0].shape[0] or 1))
+    return count

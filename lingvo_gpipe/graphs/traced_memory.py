@@ -12,71 +12,25 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import TypeAlias
 
 import tensorflow as tf
 
-from lingvo_gpipe.graphs import functions
-
-# `Tensor.ref()`: tensors themselves are not hashable.
-_TensorRef: TypeAlias = object
-_Operations: TypeAlias = "collections.deque[tf.Operation]"
+from lingvo_gpipe.graphs.traced_flops import LOOPS, body, iterations, num_elements
 
 # Their output shares its input's buffer.
 _VIEWS = frozenset(
     ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient")
 )
-_RENAMED = frozenset(["Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"])
 # Arguments of the function, and constants: not allocated by a run.
 _NOT_ALLOCATED = frozenset(("Placeholder", "Const"))
 # Kernels that write into an input of the same size when it has no other reader left.
-_IN_PLACE = frozenset(
-    (
-        "Abs",
-        "Add",
-        "AddN",
-        "AddV2",
-        "BiasAdd",
-        "Cast",
-        "Div",
-        "DivNoNan",
-        "Elu",
-        "EluGrad",
-        "Erf",
-        "Erfc",
-        "Exp",
-        "Log",
-        "Log1p",
-        "LogSoftmax",
-        "Maximum",
-        "Minimum",
-        "Mul",
-        "Neg",
-        "Pow",
-        "RealDiv",
-        "Relu",
-        "Relu6",
-        "ReluGrad",
-        "Rsqrt",
-        "RsqrtGrad",
-        "Select",
-        "SelectV2",
-        "Sigmoid",
-        "SigmoidGrad",
-        "Softmax",
-        "Softplus",
-        "SoftplusGrad",
-        "Sqrt",
-        "SqrtGrad",
-        "Square",
-        "SquaredDifference",
-        "Sub",
-        "Tanh",
-        "TanhGrad",
-    )
-)
-
-
+_IN_PLACE = """
+    Abs Add AddN AddV2 BiasAdd Cast Div DivNoNan Elu EluGrad Erf Erfc Exp Log Log1p LogSoftmax
+    Maximum Minimum Mul Neg Pow RealDiv Relu Relu6 ReluGrad Rsqrt RsqrtGrad Select SelectV2 Sigmoid
+    SigmoidGrad Softmax Softplus SoftplusGrad Sqrt SqrtGrad Square SquaredDifference Sub Tanh
+    TanhGrad
+"""
+_IN_PLACE_TYPES = frozenset(_IN_PLACE.split())
 # Matrix products: this many of their FLOPs take as long as reading or writing one byte.
 _CONTRACTIONS = ("MatMul", "Conv", "Einsum")
 _FLOPS_PER_BYTE = 25
@@ -128,20 +82,25 @@ def residual_bytes(
         backward: operations of its gradient, in the same graph.
         graph: holds the functions that they call.
     """
-    in_forward = {op.name for op in forward}
+    in_forward = {op.name for op in forward if op.type not in _NOT_ALLOCATED}
     kept: dict[str, int] = {}
     for op in backward:
         for tensor in op.inputs:
-            source = tensor
-            while source.op.type in _RENAMED:
-                source = source.op.inputs[0]
-            if source.op.name not in in_forward or source.op.type in ("Const", "Placeholder"):
-                continue
-            if source.dtype == tf.variant:
-                kept[source.op.name] = _stacked_bytes(source.op, graph)
-            else:
-                kept[source.name] = functions.num_elements(source) * max(source.dtype.size, 1)
+            while tensor.op.type in _VIEWS:
+                tensor = _source(tensor)
+            if tensor.op.name in in_forward:
+                stacked = tensor.dtype == tf.variant
+                kept[tensor.name] = _stacked_bytes(tensor.op, graph) if stacked else _bytes(tensor)
     return sum(kept.values())
+
+
+def _stacked_bytes(op: tf.Operation, graph: tf.Graph) -> int:
+    """Return the bytes of all intermediate tensors that a loop keeps for its gradient."""
+    if op.type not in LOOPS:
+        return 0
+    operations = body(op.get_attr("body").name, graph).get_operations()
+    pushed = [o.inputs[1] for o in operations if o.type == "TensorListPushBack"]
+    return iterations(op) * sum(map(_bytes, pushed))
 
 
 def is_complete(graph: tf.Graph) -> bool:
@@ -152,14 +111,13 @@ def is_complete(graph: tf.Graph) -> bool:
     """
     return not any(
         any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
-        or any(map(_has_unknown_size, op.outputs))
+        or any(
+            tensor.dtype == tf.variant
+            or (tensor.dtype.is_floating and not tensor.shape.is_fully_defined())
+            for tensor in op.outputs
+        )
         for op in _needed(graph)
     )
-
-
-def _has_unknown_size(tensor: tf.Tensor) -> bool:
-    unknown = tensor.dtype.is_floating and not tensor.shape.is_fully_defined()
-    return bool(tensor.dtype == tf.variant or unknown)
 
 
 def _needed(graph: tf.Graph) -> list[tf.Operation]:
@@ -192,7 +150,7 @@ class _Memory:
     def __init__(self, graph: tf.Graph, order: Sequence[tf.Operation]) -> None:
         self.peak = 0
         self._in_use = 0
-        self._buffers: dict[_TensorRef, _Buffer] = {}
+        self._buffers: dict[object, _Buffer] = {}  # by `Tensor.ref()`: tensors are not hashable
         self._readers = collections.Counter(t.ref() for op in order for t in op.inputs)
         self._readers.update(t.ref() for t in graph.outputs)
 
@@ -227,7 +185,7 @@ class _Memory:
         """Return the input buffer that an operation's output reuses."""
         if op.type in _VIEWS:
             return self._buffers.get(_source(tensor).ref())
-        if op.type in _IN_PLACE:
+        if op.type in _IN_PLACE_TYPES:
             for source in op.inputs:
                 buffer = self._buffers.get(source.ref())
                 if buffer and buffer.readers == 1 and buffer.size == _bytes(tensor):
@@ -250,15 +208,14 @@ class _Executor:
             self._missing[op] = len(before)
             for other in before:
                 self._followers[other].append(op)
-        self._next: list[_Operations] = [collections.deque() for _ in range(threads)]
-        self._stacks: list[_Operations] = [collections.deque() for _ in range(threads)]
+        self._next = [collections.deque[tf.Operation]() for _ in range(threads)]
+        self._stacks = [collections.deque[tf.Operation]() for _ in range(threads)]
         self._stacks[0].extend(op for op in order if not self._missing[op])
 
     def run(self, memory: _Memory) -> None:
         """Run every operation."""
         running: list[tuple[float, int, int, tf.Operation]] = []
-        idle, count = list(range(len(self._stacks))), 0
-        now = 0.0
+        idle, count, now = list(range(len(self._stacks))), 0, 0.0
         while True:
             for thread in list(idle):
                 op = self._take(thread)
@@ -297,11 +254,11 @@ def _duration(op: tf.Operation) -> float:
     """Return the duration of an operation, in units of the time to read or write one byte."""
     if op.type in _NOT_ALLOCATED or op.type in _VIEWS:
         return 0.0
-    sizes = [_bytes(tensor) for tensor in (*op.inputs, *op.outputs)]
-    duration = float(sum(sizes))
+    tensors = (*op.inputs, *op.outputs)
+    duration = float(sum(map(_bytes, tensors)))
     if any(part in op.type for part in _CONTRACTIONS):
         # (m·k)(k·n)(m·n) is the square of a product's multiply-adds.
-        largest = sorted(t.shape.num_elements() or 0 for t in (*op.inputs, *op.outputs))[-3:]
+        largest = sorted(map(num_elements, tensors))[-3:]
         duration += 2 * math.sqrt(math.prod(largest)) / _FLOPS_PER_BYTE
     return duration
 
@@ -312,16 +269,5 @@ def _source(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes(tensor: tf.Tensor) -> int:
-    size = tensor.shape.num_elements() if tensor.shape.is_fully_defined() else 0
-    return size * max(tensor.dtype.size, 0)
-
-
-def _stacked_bytes(op: tf.Operation, graph: tf.Graph) -> int:
-    """Return the bytes of all intermediate tensors that a loop keeps for its gradient."""
-    if op.type not in functions.LOOPS:
-        return 0
-    body = functions.body(op.get_attr("body").name, graph)
-    pushed = [o.inputs[1] for o in body.get_operations() if o.type == "TensorListPushBack"]
-    return functions.iterations(op) * sum(
-        functions.num_elements(t) * max(t.dtype.size, 1) for t in pushed
-    )
+    """Return the bytes of a tensor; dimensions of unknown size count as none."""
+    return num_elements(tensor) * max(tensor.dtype.size, 1)

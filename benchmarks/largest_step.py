@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 GIB = 2**30
@@ -119,8 +119,7 @@ def measure(point: str) -> dict[str, Any]:
         "micro_batches": len(member.plan.analysis.sizes),
         "shape": list(batch[min(batch)].shape),
         "limit": limit,
-        "program_gib": program / GIB,
-        "planned_gib": member.plan.together_bytes / GIB,
+        "planned_gib": (member.plan.together_bytes + program) / GIB,
         "built_gib": built / GIB,
         "peak_gib": memory.status("VmHWM") / GIB,
         "loss": loss,
@@ -144,29 +143,19 @@ def made(field: str, spec: Any) -> Any:
     return tf.random.stateless_uniform(spec.shape, [1, 2], 4, 1000, spec.dtype)
 
 
-def row(found: Mapping[str, Any]) -> str:
-    """Return the table's row of one measurement."""
-    planned = found["planned_gib"] + found["program_gib"]
-    cells = (
-        found["title"],
-        f"{found['parameters']:,}",
-        f"{found['partitions']}, {found['micro_batches']}",
-        " × ".join(map(str, found["shape"])),
-        f"{planned:.2f}",
-        f"{found['built_gib']:.2f}",
-        f"{found['peak_gib']:.2f}",
-        f"{found['peak_gib'] / planned - 1.0:+.1%}",
-        f"{found['first_s']:.1f}",
-        f"{found['step_s']:.1f}",
-        f"{found['other_load']:.2f}",
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-HEAD = (
-    "| largest | parameters | K, M | mini-batch | plan and program, GiB | peak when built | "
-    "peak of updates | off by | first update, s | second, s | other load, cores |"
-)
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "largest": lambda run: run["title"],
+    "parameters": lambda run: f"{run['parameters']:,}",
+    "K, M": lambda run: f"{run['partitions']}, {run['micro_batches']}",
+    "mini-batch": lambda run: " × ".join(map(str, run["shape"])),
+    "plan and program, GiB": lambda run: f"{run['planned_gib']:.2f}",
+    "peak when built": lambda run: f"{run['built_gib']:.2f}",
+    "peak of updates": lambda run: f"{run['peak_gib']:.2f}",
+    "off by": lambda run: f"{run['peak_gib'] / run['planned_gib'] - 1.0:+.1%}",
+    "first update, s": lambda run: f"{run['first_s']:.1f}",
+    "second, s": lambda run: f"{run['step_s']:.1f}",
+    "other load, cores": lambda run: f"{run['other_load']:.2f}",
+}
 
 
 def main() -> None:
@@ -182,14 +171,15 @@ def main() -> None:
     from lingvo_gpipe.console import units
 
     print(machine.describe())
-    print(f"within {LIMIT}\n\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|")
+    print(f"within {LIMIT}\n\n| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     limit = units.parse_size(LIMIT)
     for name in names:
         planned_for = limit
         for _ in range(TRIES):
             point = f"{name},{planned_for}B"
             found = processes.rounds("benchmarks.largest_step", [point], 1)[point][0]
-            print(row(found), flush=True)
+            cells = [shown(found) for shown in COLUMNS.values()]
+            print(f"| {' | '.join(cells)} |", flush=True)
             over = round(found["peak_gib"] * GIB) - limit
             if over <= 0:
                 break

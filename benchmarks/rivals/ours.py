@@ -38,7 +38,7 @@ def write_reference(kind: str, path: Path) -> None:
 
 def measure(kind: str, policy: str, path: Path) -> dict[str, Any]:
     """Return the seconds of a step, its peak of tensors, and how far its gradients are off."""
-    from benchmarks.plans import activations
+    from benchmarks.support import tensor_bytes
     from lingvo_gpipe import pipelining
     from lingvo_gpipe.execution import placement
 
@@ -66,7 +66,7 @@ def measure(kind: str, policy: str, path: Path) -> dict[str, Any]:
         "error": reference.worst_error(gradients),
         "paths": list(gradients),
         "s": networks.step_s(step),
-        "device_mib": activations.traced_peak_bytes(step) / networks.K / MIB,
+        "device_mib": tensor_bytes.peak(step) / networks.K / MIB,
     }
 
 

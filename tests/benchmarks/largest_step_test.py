@@ -27,23 +27,3 @@ def test_a_family_grows_and_its_mini_batch_is_made(name: str, sizes: tuple[int, 
         assert position.numpy()[:, :3].tolist() == [[0, 1, 2]] * specs["source"].shape[0]
         source = largest_step.made("source", specs["source"]).numpy()
         assert source.min() > 0  # nothing is padding
-
-
-def test_the_table_sets_the_peak_beside_plan_and_program() -> None:
-    found = {
-        "title": "T(3, 8192, 16)",
-        "parameters": 335_000_000,
-        "partitions": 4,
-        "micro_batches": 4,
-        "shape": [8, 256],
-        "program_gib": 0.5,
-        "planned_gib": 3.5,
-        "built_gib": 2.5,
-        "peak_gib": 4.4,
-        "first_s": 60.0,
-        "step_s": 20.0,
-        "other_load": 0.0,
-    }
-    told = largest_step.row(found)
-    assert "| 8 × 256 | 4.00 | 2.50 | 4.40 | +10.0% | 60.0 | 20.0 |" in told
-    assert told.count(" | ") == largest_step.HEAD.count(" | ")

@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from benchmarks.plans.activations import traced_peak_bytes
+from benchmarks.support import tensor_bytes
 from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.keras_layers import adapter
@@ -78,7 +78,7 @@ def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> Non
     # The machine decides which operations run at the same time: a busy one may hold one or two
     # tensors more in most runs, never fewer. Bytes requested from the allocator count, not those it
     # returns: if memory is fragmented, it returns blocks of up to twice the size.
-    held = min(traced_peak_bytes(backward) for _ in range(5))
+    held = min(tensor_bytes.peak(backward) for _ in range(5))
     assert traced.peaks["B"] == pytest.approx(held, rel=0.1)
 
 

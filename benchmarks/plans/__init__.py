@@ -1,1 +1,0 @@
-"""Is a plan right? Its memory and its time, beside those of real steps."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lingvo_gpipe import errors, network, schedule
 from lingvo_gpipe.console import units
@@ -26,33 +26,31 @@ from lingvo_gpipe.task import Task
 POLICIES = ("never", "except_last", "early", "full")  # where `never` fits, no other is faster
 _MOST_CELLS = 3  # per device
 _TOLERANCE = 0.03
-_NUM_MICRO_BATCHES = "model.num_micro_batches"
+_CHOSEN = ("schedule", "cells_per_device", "recompute", "cuts")
+"""Fields of the network that a run keeps; and M, if it is open."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to run the network, and its plan.
+    """A way to run a network, and its plan.
 
     Attributes:
-        schedule: name of the schedule.
-        cells_per_device: V.
-        recompute: recompute policy of every cell.
-        num_micro_batches: M; None: that of the task.
+        task: the task with a schedule, V, a recompute policy and M.
         plan: what its step needs.
+        known: what the plans of all candidates with as many micro-batches share.
     """
 
-    schedule: str
-    cells_per_device: int
-    recompute: str
-    num_micro_batches: int | None
+    task: Task.Params
     plan: step_plan.Plan
+    known: step_plan.Known
 
     @property
     def name(self) -> str:
         """What was chosen: `zb_h1 V=2 M=16 never`."""
-        V, M = self.cells_per_device, self.num_micro_batches
-        count = "" if M is None else f" M={M}"
-        return f"{self.schedule}{f' V={V}' if V > 1 else ''}{count} {self.recompute}"
+        model = self.task.model
+        V = f" V={model.cells_per_device}" if model.cells_per_device != 1 else ""
+        M = f" M={model.num_micro_batches}" if model.micro_batch_size is None else ""
+        return f"{model.schedule}{V}{M} {model.recompute}"
 
     @property
     def programs(self) -> tuple[int, bool, bool]:
@@ -62,7 +60,8 @@ class Candidate:
         """
         analysis = self.plan.analysis
         is_fused = any(cell.fused for cell in analysis.cells)
-        return self.cells_per_device, any(analysis.table.split()), not is_fused
+        V = analysis.table.num_cells // analysis.table.num_devices
+        return V, any(analysis.table.split()), not is_fused
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Choice:
     Attributes:
         best: the one that is taken.
         fitting: all candidates that fit the memory of a device.
-        num_refused: number of those that do not fit, or cannot be made.
+        num_refused: number of combinations that do not fit, or cannot be made.
         limit_bytes: memory of a device; None: not limited.
         note: why M is not chosen; empty: it is set or chosen.
     """
@@ -85,19 +84,16 @@ class Choice:
 
     def set_in(self, params: Task.Params) -> None:
         """Set what is chosen in the params of a task."""
-        _set(params, self.best.schedule, self.best.cells_per_device, self.best.recompute)
-        if self.best.num_micro_batches is not None:
-            params.model.num_micro_batches = self.best.num_micro_batches
+        for field in (*_CHOSEN, "num_micro_batches"):
+            params.model.set(**{field: self.best.task.model.get(field)})
         if not params.model.cells:
             params.model.cuts = self.best.plan.analysis.cuts
 
     def lines(self) -> list[str]:
         """Return what was chosen, and from what, as text."""
-        plan = self.best.plan
-        if self.limit_bytes is None:
-            memory = "memory is not limited; model.device_memory limits it"
-        else:
-            memory = f"within {units.size(self.limit_bytes)}"
+        plan, limit = self.best.plan, self.limit_bytes
+        unlimited = "memory is not limited; model.device_memory limits it"
+        memory = unlimited if limit is None else f"within {units.size(limit)}"
         return [
             f"auto: {self.best.name}; devices wait {units.percent(plan.bubble_share)} of the step, "
             f"the heaviest needs {units.size(plan.heaviest_bytes)}",
@@ -130,13 +126,27 @@ def choose(
     """
     counts, note = _counts(task, is_measured=profile, goes_on=goes_on)
     limit_bytes = memory_limit(task.model, cluster)
-    search = _Search(task, cluster, limit_bytes, profile=profile)
+    fitting: list[Candidate] = []
+    too_large: list[Candidate] = []
+    refusals: list[str] = []
     for count in counts:
-        search.plan_all(count)
-    if not search.fitting:
-        raise search.refusal()
-    best = search.fastest_measured() if profile else _preferred(search.fitting)
-    return Choice(best, tuple(search.fitting), len(search.refused), limit_bytes, note)
+        known = step_plan.known_of(_with(task, count), profile=profile)
+        for tried in _combinations(task, count):
+            if limit_bytes is not None:  # hosts may state it
+                tried.model.device_memory = f"{limit_bytes}B"
+            if fitting and _keeps_more(fitting[-1].task.model, tried.model):
+                continue
+            try:
+                plan = step_plan.make_for(tried, cluster=cluster, known=known)
+            except errors.UserError as error:
+                refusals.append(str(error).splitlines()[0])
+                continue
+            fits = limit_bytes is None or plan.heaviest_bytes <= limit_bytes
+            (fitting if fits else too_large).append(Candidate(tried, plan, known))
+    if not fitting:
+        raise _refusal(too_large, refusals, limit_bytes)
+    best = _fastest_measured(fitting, cluster) if profile else _preferred(fitting)
+    return Choice(best, tuple(fitting), len(too_large) + len(refusals), limit_bytes, note)
 
 
 def resolved(
@@ -166,21 +176,18 @@ def resolved(
     if task.model.schedule != schedule.AUTO:
         return task
     result = task.copy()
-    if kept and _NUM_MICRO_BATCHES in kept and _has_open_count(task.model):
-        result.override(f"{_NUM_MICRO_BATCHES}={kept[_NUM_MICRO_BATCHES]}")
-    if kept and "model.schedule" in kept and _keeps(task.model, kept, trains=trains):
-        chosen = ["schedule", "cells_per_device", "recompute"]
-        if task.model.cuts is None:
-            chosen.append("cuts")
-        for path in (f"model.{field}" for field in chosen):
-            if path in kept:
-                result.override(f"{path}={kept[path]}")
-        if result.model.schedule != schedule.AUTO:
-            report(
-                f"the run keeps its schedule, {result.model.schedule}: --schedule=NAME changes it"
-            )
-            return result
-    if kept and not _has_devices_of(task.model, kept):
+    of_run = kept or {}
+    has_devices = of_run.get("model.num_partitions") == repr(task.model.num_partitions)
+    fields = ["num_micro_batches"] if _has_open_count(task.model) else []
+    if has_devices and not (trains and _sets_others(task.model, of_run)):
+        fields += [field for field in _CHOSEN if field != "cuts" or task.model.cuts is None]
+    for path in (f"model.{field}" for field in fields):
+        if path in of_run:
+            result.override(f"{path}={of_run[path]}")
+    if result.model.schedule != schedule.AUTO:
+        report(f"the run keeps its schedule, {result.model.schedule}: --schedule=NAME changes it")
+        return result
+    if kept and not has_devices:
         result.model.cuts = None  # they are for the devices of the run
     choice = choose(result, profile=profile, cluster=cluster, goes_on=kept is not None)
     choice.set_in(result)
@@ -200,176 +207,107 @@ def smallest(task: Task.Params) -> Task.Params:
 
     M is the largest one that `choose` would try.
     """
-    return _unscheduled(task, _counts(task, is_measured=False, goes_on=False)[0][-1])
+    return _with(task, _counts(task, is_measured=False, goes_on=False)[0][-1])
 
 
-def _keeps(model: network.PipelineParams, kept: Mapping[str, str], *, trains: bool) -> bool:
-    """Return whether a run that goes on keeps its choice; see `resolved`."""
-    if not _has_devices_of(model, kept):
-        return False
-    stated = ["device_memory"] if trains else []
-    if trains and model.cells_per_device is not None:
+def _sets_others(model: network.PipelineParams, kept: Mapping[str, str]) -> bool:
+    """Return whether a task that is to be chosen for sets something else than a run has."""
+    stated = ["device_memory"]
+    if model.cells_per_device is not None:
         stated.append("cells_per_device")
-    if trains and model.recompute != "full":
+    if model.recompute != "full":
         stated.append("recompute")
-    return all(kept.get(f"model.{field}") in (None, repr(model.get(field))) for field in stated)
+    return any(kept.get(f"model.{field}") not in (None, repr(model.get(field))) for field in stated)
 
 
-def _has_devices_of(model: network.PipelineParams, kept: Mapping[str, str]) -> bool:
-    return kept.get("model.num_partitions") == repr(model.num_partitions)
+def _combinations(task: Task.Params, count: int | None) -> Iterator[Task.Params]:
+    """Yield the task with every schedule, V and recompute policy that it leaves open.
 
-
-class _Search:
-    """Plans candidates of a task.
-
-    Attributes:
-        fitting: those that fit the memory of a device.
-        too_large: those that do not.
-        refused: errors of those that cannot be planned, and what `too_large` needs.
+    Raises:
+        ScheduleError: no schedule has the number of cells that is stated.
     """
-
-    def __init__(
-        self,
-        task: Task.Params,
-        cluster: hosts.Hosts | None,
-        limit_bytes: int | None,
-        *,
-        profile: bool,
-    ) -> None:
-        self.fitting: list[Candidate] = []
-        self.too_large: list[Candidate] = []
-        self.refused: list[str] = []
-        self._task = task.copy()
-        if limit_bytes is not None:  # hosts may state it
-            self._task.model.device_memory = f"{limit_bytes}B"
-        self._cluster = cluster
-        self._limit_bytes = limit_bytes
-        self._profile = profile
-        self._known: dict[int | None, step_plan.Known] = {}
-
-    def plan_all(self, count: int | None) -> None:
-        """Plan every combination with M micro-batches; None: as many as the task has."""
-        self._known[count] = step_plan.known_of(
-            _unscheduled(self._task, count), profile=self._profile
+    wanted, recompute = task.model.cells_per_device, task.model.recompute
+    if wanted is not None and not 1 <= wanted <= _MOST_CELLS:
+        raise errors.ScheduleError(
+            f"cells_per_device={wanted}, but --schedule=auto tries 1 to {_MOST_CELLS}. Name a "
+            "schedule, or leave --cells_per_device out"
         )
-        recompute = self._task.model.recompute
-        policies = POLICIES if recompute == "full" else (recompute,)
-        for name, cells in _schedules(self._task.model.cells_per_device):
-            for policy in policies:
-                is_fitting = self._attempt(name, cells, policy, count)
-                if is_fitting and policy == POLICIES[0]:
-                    break
+    policies = POLICIES if recompute == "full" else (recompute,)
+    for name, named in schedule.SCHEDULES.items():
+        if name == "optimal":  # a search, for small tables
+            continue
+        for cells in range(named.cells_per_device, _MOST_CELLS + 1):
+            try:
+                schedule.make(name, 2, 2, cells)
+            except errors.ScheduleError:
+                continue  # it has no such tables
+            for policy in policies if wanted in (None, cells) else ():
+                yield _with(task, count, name, cells, policy)
 
-    def _attempt(self, name: str, cells: int, policy: str, count: int | None) -> bool:
-        """Plan a combination; return whether it fits."""
-        try:
-            plan = self._plan(name, cells, policy, count)
-        except errors.UserError as error:
-            self.refused.append(str(error).splitlines()[0])
-            return False
-        fits = self._limit_bytes is None or plan.heaviest_bytes <= self._limit_bytes
-        candidate = Candidate(name, cells, policy, count, plan)
-        (self.fitting if fits else self.too_large).append(candidate)
-        if not fits:
-            self.refused.append(f"{candidate.name} needs {units.size(plan.heaviest_bytes)}")
-        return fits
 
-    def _plan(
-        self, name: str, cells: int, policy: str, count: int | None, *, by_programs: bool = False
-    ) -> step_plan.Plan:
-        task = _unscheduled(self._task, count)
-        _set(task, name, cells, policy)
-        known = self._known[count]
-        return step_plan.make_for(task, cluster=self._cluster, known=known, profile=by_programs)
+def _with(
+    task: Task.Params, count: int | None, name: str = "gpipe", cells: int = 1, policy: str = "full"
+) -> Task.Params:
+    """Return a task with M micro-batches (None: its own M) and a schedule."""
+    result = task.copy()
+    result.model.set(schedule=name, cells_per_device=cells, recompute=policy)
+    if count is not None:
+        result.model.num_micro_batches = count
+    return result
 
-    def fastest_measured(self) -> Candidate:
-        """Return the candidate with the shortest step by the measured programs of its cells.
 
-        A cell takes longer than its layers one by one, and the more so the more programs its device
-        runs. So candidates with few programs are measured first. One with more is measured, and
-        taken, only if it is shorter by more than the tolerance.
-        """
-        best, best_s = self.fitting[0], math.inf
-        by_programs = sorted(self.fitting, key=lambda candidate: candidate.programs)
-        for _, alike in itertools.groupby(by_programs, key=lambda candidate: candidate.programs):
-            candidate = _preferred(list(alike))
-            if candidate.plan.mini_batch_s >= (1 - _TOLERANCE) * best_s:
-                continue
-            measured_s = self._plan(
-                candidate.schedule,
-                candidate.cells_per_device,
-                candidate.recompute,
-                candidate.num_micro_batches,
-                by_programs=True,
-            ).mini_batch_s
-            if measured_s < (1 - _TOLERANCE) * best_s:
-                best, best_s = candidate, measured_s
-        return best
+def _keeps_more(fitting: network.PipelineParams, tried: network.PipelineParams) -> bool:
+    """Return whether the first one is the second one with the policy `never`."""
+    alike = ("schedule", "cells_per_device", "num_micro_batches")
+    return fitting.recompute == "never" and all(
+        fitting.get(field) == tried.get(field) for field in alike
+    )
 
-    def refusal(self) -> errors.PartitionError:
-        """Return the error of a task of which no combination fits."""
-        if not self.too_large:
-            return errors.PartitionError(f"no schedule can be planned: {self.refused[-1]}")
-        least = min(self.too_large, key=lambda candidate: candidate.plan.heaviest_bytes)
-        return errors.PartitionError(
-            f"no schedule fits {units.size(self._limit_bytes or 0)} on a device: {least.name} "
-            f"needs {units.size(least.plan.heaviest_bytes)}. Raise num_partitions or "
-            "num_micro_batches"
-        )
+
+def _refusal(
+    too_large: Sequence[Candidate], refusals: Sequence[str], limit_bytes: int | None
+) -> errors.PartitionError:
+    """Return the error of a task of which no combination fits."""
+    if not too_large:
+        return errors.PartitionError(f"no schedule can be planned: {refusals[-1]}")
+    least = min(too_large, key=lambda candidate: candidate.plan.heaviest_bytes)
+    return errors.PartitionError(
+        f"no schedule fits {units.size(limit_bytes or 0)} on a device: {least.name} needs "
+        f"{units.size(least.plan.heaviest_bytes)}. Raise num_partitions or num_micro_batches"
+    )
 
 
 def _preferred(candidates: Sequence[Candidate]) -> Candidate:
     """Return the simplest candidate whose step is at most 3 % longer than the shortest."""
     shortest_s = min(candidate.plan.mini_batch_s for candidate in candidates)
-    equal = (c for c in candidates if c.plan.mini_batch_s <= (1 + _TOLERANCE) * shortest_s)
     return min(
-        equal,
+        (c for c in candidates if c.plan.mini_batch_s <= (1 + _TOLERANCE) * shortest_s),
         key=lambda candidate: (
-            candidate.num_micro_batches or 1,
+            candidate.task.model.num_micro_batches,
             candidate.programs,
             candidate.plan.heaviest_bytes,
         ),
     )
 
 
-def _set(params: Task.Params, name: str, cells: int, policy: str) -> None:
-    params.model.set(schedule=name, cells_per_device=cells, recompute=policy)
+def _fastest_measured(candidates: Sequence[Candidate], cluster: hosts.Hosts | None) -> Candidate:
+    """Return the candidate with the shortest step by the measured programs of its cells.
 
-
-def _unscheduled(task: Task.Params, count: int | None) -> Task.Params:
-    """Return a task with a schedule that can always be made, and with M micro-batches."""
-    result = task.copy()
-    _set(result, "gpipe", 1, "full")
-    if count is not None:
-        result.model.num_micro_batches = count
-    return result
-
-
-def _schedules(cells_per_device: int | None) -> Iterable[tuple[str, int]]:
-    """Return every schedule with each number of cells per device that it may have.
-
-    Raises:
-        ScheduleError: none has the number of cells that is stated.
+    A cell takes longer than its layers one by one, and the more so the more programs its device
+    runs. So candidates with few programs are measured first. One with more is measured, and taken,
+    only if it is shorter by more than the tolerance.
     """
-
-    def all_schedules() -> Iterator[tuple[str, int]]:
-        for name, named in schedule.SCHEDULES.items():
-            if name == "optimal":  # a search, for small tables
-                continue
-            for cells in range(named.cells_per_device, _MOST_CELLS + 1):
-                try:
-                    schedule.make(name, 2, 2, cells)
-                except errors.ScheduleError:
-                    continue  # it has no such tables
-                yield name, cells
-
-    found = [each for each in all_schedules() if cells_per_device in (None, each[1])]
-    if not found:
-        raise errors.ScheduleError(
-            f"cells_per_device={cells_per_device}, but --schedule=auto tries 1 to {_MOST_CELLS}. "
-            "Name a schedule, or leave --cells_per_device out"
-        )
-    return found
+    best, best_s = candidates[0], math.inf
+    by_programs = sorted(candidates, key=lambda candidate: candidate.programs)
+    for _, alike in itertools.groupby(by_programs, key=lambda candidate: candidate.programs):
+        candidate = _preferred(list(alike))
+        if candidate.plan.mini_batch_s < (1 - _TOLERANCE) * best_s:
+            measured_s = step_plan.make_for(
+                candidate.task, cluster=cluster, known=candidate.known, profile=True
+            ).mini_batch_s
+            if measured_s < (1 - _TOLERANCE) * best_s:
+                best, best_s = candidate, measured_s
+    return best
 
 
 def _counts(

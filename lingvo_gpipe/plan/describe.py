@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -150,8 +149,15 @@ def rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
     A name is indented by its depth. A note about the layer before it is alone in its row.
     """
     total_cost = sum(cell.cost for cell in analysis.cells)
-    equalities = _Equality(analysis)
-    shown: set[_Key] = set()
+    metas = {id(info.meta): info.meta for info in analysis.layers}  # equal layers share one
+    key_of_meta = {number: _meta_key(meta) for number, meta in metas.items()}
+    shown: set[Hashable] = set()
+
+    def key(n: int) -> Hashable:
+        """Return a key that is the same for equal layers."""
+        info = analysis.layers[n]
+        return type(info.params), len(analysis.trainable(n)), key_of_meta[id(info.meta)]
+
     for cell in analysis.cells:
         layers = [analysis.layers[n] for n in cell.layers]
         yield (
@@ -162,9 +168,9 @@ def rows(analysis: network.Analysis) -> Iterator[tuple[str, ...]]:
             units.count(sum(info.meta.flops_forward for info in layers)),
             units.count(sum(info.meta.flops_backward for info in layers)),
         )
-        for key, equal in itertools.groupby(cell.layers, key=equalities.key):
-            yield from _equal_rows(analysis, list(equal), inside=key not in shown)
-            shown.add(key)
+        for alike, equal in itertools.groupby(cell.layers, key=key):
+            yield from _equal_rows(analysis, list(equal), inside=alike not in shown)
+            shown.add(alike)
 
 
 def _equal_rows(
@@ -195,7 +201,7 @@ def _row(name: str, kind: str, meta: base.Meta, depth: int, times: int = 1) -> t
     return (
         units.shortened("  " * depth + name, _NAME_WIDTH),
         units.shortened(kind, _KIND_WIDTH),
-        units.shortened(_leaves(meta.outputs), _OUTPUT_WIDTH),
+        units.shortened(shape_text(meta.outputs, tf.float32), _OUTPUT_WIDTH),
         f"{times * _num_weights(meta):,}",
         units.count(times * meta.flops_forward),
         units.count(times * meta.flops_backward),
@@ -219,27 +225,7 @@ def _notes(analysis: network.Analysis, layer: int) -> Iterator[str]:
             yield f"{v.path} is tied to {v.tie}"
 
 
-_Key: TypeAlias = Hashable
-
-
-class _Equality:
-    """Decides which layers are equal, so that they can share a line."""
-
-    def __init__(self, analysis: network.Analysis) -> None:
-        self._analysis = analysis
-        self._known: dict[int, _Key] = {}
-
-    def key(self, layer: int) -> _Key:
-        """Return a key that is the same for equal layers."""
-        info = self._analysis.layers[layer]
-        # Most equal layers share one Meta object; the key of an object is computed once.
-        if id(info.meta) not in self._known:
-            self._known[id(info.meta)] = _meta_key(info.meta)
-        num_trained = len(self._analysis.trainable(layer))
-        return type(info.params), num_trained, self._known[id(info.meta)]
-
-
-def _meta_key(meta: base.Meta) -> _Key:
+def _meta_key(meta: base.Meta) -> Hashable:
     return (
         meta.name,
         meta.kind,
@@ -251,15 +237,14 @@ def _meta_key(meta: base.Meta) -> _Key:
     )
 
 
-def shape_text(specs: SpecNest) -> str:
-    """Return the shapes and dtypes of a nest of specs, leaves between commas."""
-    leaves = nests.tensor_specs(specs)
-    return ", ".join(f"{spec.shape.as_list()} {spec.dtype.name}" for spec in leaves)
+def shape_text(specs: SpecNest, unnamed: tf.DType | None = None) -> str:
+    """Return the shapes and dtypes of a nest of specs, leaves between commas.
 
-
-def _leaves(specs: SpecNest) -> str:
-    """Return the shapes of a nest of specs, and dtypes other than float32."""
+    Args:
+        specs: a nest of `tf.TensorSpec`.
+        unnamed: the dtype that is left out.
+    """
     return ", ".join(
-        f"{spec.shape.as_list()}" + ("" if spec.dtype == tf.float32 else f" {spec.dtype.name}")
+        f"{spec.shape.as_list()}" + ("" if spec.dtype == unnamed else f" {spec.dtype.name}")
         for spec in nests.tensor_specs(specs)
     )

@@ -9,6 +9,13 @@ from pathlib import Path, PurePosixPath
 
 from lingvo_gpipe import regular_files
 
+# Names of the files of a control group with its limit, with what its processes use, and the key in
+# memory.stat of the bytes that the system frees when it needs memory; of both versions.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MachineMemory:
@@ -41,15 +48,13 @@ def of_this_machine(root: Path = Path("/")) -> MachineMemory | None:
     if not {"MemTotal", "MemAvailable"} <= kib.keys():
         return None
     swap, free_swap = 1024 * kib.get("SwapTotal", 0), 1024 * kib.get("SwapFree", 0)
-    available = 1024 * kib["MemAvailable"] + free_swap
-    found = MachineMemory(1024 * kib["MemTotal"] + swap, available, swap_bytes=swap)
+    total, available = 1024 * kib["MemTotal"] + swap, 1024 * kib["MemAvailable"] + free_swap
+    is_group = False
     for limit, used in _groups(root):
         room = max(0, limit - used) + free_swap
-        if room < found.available_bytes or limit + swap < found.total_bytes:
-            total = min(limit + swap, found.total_bytes)
-            available = min(room, found.available_bytes)
-            found = MachineMemory(total, available, is_group=True, swap_bytes=swap)
-    return found
+        is_group |= room < available or limit + swap < total
+        total, available = min(total, limit + swap), min(available, room)
+    return MachineMemory(total, available, is_group, swap)
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
@@ -60,51 +65,25 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
         return
     for line in lines:
         _, kinds, path = line.split(":", 2)
-        places: tuple[str, ...]
-        if not kinds:
-            places, files = ("sys/fs/cgroup", "sys/fs/cgroup/unified"), _VERSION_2
-        elif "memory" in kinds.split(","):
-            places, files = ("sys/fs/cgroup/memory",), _VERSION_1
-        else:
+        if kinds and "memory" not in kinds.split(","):
             continue
+        place = root / ("sys/fs/cgroup/memory" if kinds else "sys/fs/cgroup")
         inside = PurePosixPath(path.lstrip("/"))
-        for place in places:
-            # In a container, the path may be that on the host, and only the root is there.
-            for folder in dict.fromkeys((inside, *inside.parents, PurePosixPath())):
-                found = _limit(root / place / folder, files)
+        # In a container, the path may be that on the host, and only the root is there.
+        for folder in (inside, *inside.parents):
+            for limit, used, freed in _FILES:
+                found = _limit(place / folder, limit, used, freed)
                 if found is not None:
                     yield found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Files:
-    """Names of the files of a control group.
-
-    Attributes:
-        limit: with the limit.
-        used: with what its processes use, files in memory included.
-        freed: key in memory.stat of the bytes that the system frees when it needs memory.
-    """
-
-    limit: str
-    used: str
-    freed: str
-
-
-_VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = _Files("memory.max", "memory.current", "inactive_file")
-
-
-def _limit(folder: Path, files: _Files) -> tuple[int, int] | None:
+def _limit(folder: Path, limit_name: str, used_name: str, freed: str) -> tuple[int, int] | None:
     """Return limit and use of a control group; None: it is not there, or has no limit."""
     try:
-        limit = float(regular_files.read_text(folder / files.limit).replace("max", "inf"))
-        used = int(regular_files.read_text(folder / files.used))
-        stat = dict(
-            line.split() for line in regular_files.read_text(folder / "memory.stat").splitlines()
-        )
+        limit = float(regular_files.read_text(folder / limit_name).replace("max", "inf"))
+        used = int(regular_files.read_text(folder / used_name))
+        stat = regular_files.read_text(folder / "memory.stat").splitlines()
+        freed_bytes = int(dict(line.split() for line in stat).get(freed, 0))
     except (OSError, ValueError):
         return None
-    if not math.isfinite(limit):
-        return None
-    return int(limit), max(0, used - int(stat.get(files.freed, 0)))
+    return (int(limit), max(0, used - freed_bytes)) if math.isfinite(limit) else None

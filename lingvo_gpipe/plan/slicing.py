@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +11,12 @@ from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers.sliced import dividing
 from lingvo_gpipe.network import wired_layers
-from lingvo_gpipe.network.cutting import cuts
+from lingvo_gpipe.network.cutting import capacity
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.task import Task, groups_of
 
 _MOST_SLICES = 256
+_MOST_PLANS = 4  # of ever more slices that all fit a device alone
 _SHOWN_LAYERS = 3
 
 
@@ -42,26 +44,30 @@ def advice(task: Task.Params, limit_bytes: int) -> str | None:
         f"{units.size(limit_bytes)}. "
     )
     groups = _groups(task.model, too_large)
-    by_name = {layer.name: layer for layer, _ in network.divided(task.model)}
+    divided = {layer.name: (layer, parts) for layer, parts in network.divided(task.model)}
     whole = [
-        name for names in groups for name in names if not dividing.can_be_divided(by_name[name])
+        name for names in groups for name in names if not dividing.can_be_divided(divided[name][0])
     ]
     if whole:
         return (
             f"{start}{', '.join(whole[:_SHOWN_LAYERS])} cannot be divided into slices. Use fewer "
             "examples, more micro-batches, or larger devices"
         )
-    patterns = [_patterns(names, by_name) for names in groups]
-    slices = _fewest(task, patterns)
-    if slices is None:
+    needed = {
+        name: sum(needs[part.name] for part in parts if part.name in too_large)
+        for name, (_, parts) in divided.items()
+    }
+    least = [max(2, *(math.ceil(needed[name] / limit_bytes) for name in names)) for names in groups]
+    plan = _fewest(task, [_patterns(names, divided) for names in groups], least, limit_bytes)
+    if plan is None:
         return (
             f"{start}No number of slices was found with which all devices fit. Use more "
             "partitions, more micro-batches, or larger devices"
         )
     return (
         f"{start}In slices every device fits, the heaviest needs "
-        f"{units.size(_heaviest(task, slices) or 0)}: "
-        f'--params_override="model.slices={slices}" '
+        f"{units.size(plan.heaviest_bytes)}: "
+        f'--params_override="model.slices={plan.analysis.params.slices}" '
         f"--params_override=model.device_memory={limit_bytes}"
     )
 
@@ -78,54 +84,65 @@ def layer_bytes(task: Task.Params) -> dict[str, int]:
     exact = groups.params.copy().set(
         slots_per_weight=(sum(slots.values()) + earlier) / (trained or 1)
     )
-    needs = cuts.alone_bytes(wired_layers.wire(exact, groups.fields))
-    return {layer.name: need for layer, need in zip(wired.layers, needs, strict=True)}
+    wired = wired_layers.wire(exact, groups.fields)
+    within = capacity.of_network(wired, [capacity.ALONE], limit_bytes=0)
+    return {layer.name: within.need_bytes(0, n, n + 1) for n, layer in enumerate(wired.layers)}
 
 
 def _fewest(
-    task: Task.Params, patterns: Sequence[Sequence[str]]
-) -> dict[str, int | tuple[int, ...]] | None:
-    """Return the field `model.slices` with the fewest slices that fit; None: none was found.
+    task: Task.Params,
+    patterns: Sequence[Sequence[str]],
+    least: Sequence[int],
+    limit_bytes: int,
+) -> step_plan.Plan | None:
+    """Return the plan with the fewest slices that fit; None: none were found.
 
     Args:
         task: the task, with the memory of a device.
         patterns: of the names of layers that have the same number of slices.
+        least: the fewest slices that may fit, for each.
+        limit_bytes: that memory.
     """
 
-    def slices(numbers: Sequence[int]) -> dict[str, int | tuple[int, ...]]:
-        found: dict[str, int | tuple[int, ...]] = {
-            pattern: number
-            for group, number in zip(patterns, numbers, strict=True)
-            for pattern in group
-        }
-        return found | {p: n for p, n in task.model.slices.items() if p not in found}
+    def sliced(numbers: Sequence[int]) -> Task.Params:
+        of_pattern = zip(patterns, numbers, strict=True)
+        slices = {pattern: number for group, number in of_pattern for pattern in group}
+        others = {p: n for p, n in task.model.slices.items() if p not in slices}
+        result = task.copy()
+        result.model.slices = {**slices, **others}
+        return result
 
-    numbers = [2] * len(patterns)
-    while _heaviest(task, slices(numbers)) is None:
-        numbers = [2 * number for number in numbers]
-        if numbers[0] > _MOST_SLICES:
+    numbers, num_plans = list(least), 0
+    while True:
+        tried = sliced(numbers)
+        try:
+            fits_alone = max(layer_bytes(tried).values()) <= limit_bytes
+        except errors.LayerError:  # more slices than rows
             return None
+        plan = _fitting(tried, limit_bytes) if fits_alone else None
+        if plan is not None:
+            break
+        num_plans += fits_alone
+        if num_plans == _MOST_PLANS or max(numbers) > _MOST_SLICES:
+            return None
+        numbers = [number + max(1, number // 4) for number in numbers]
     for index in range(len(numbers)):
-        low = 1  # too few
-        while numbers[index] - low > 1:
-            tried = list(numbers)
-            tried[index] = (low + numbers[index]) // 2
-            if _heaviest(task, slices(tried)) is None:
-                low = tried[index]
-            else:
-                numbers = tried
-    return slices(numbers)
+        while numbers[index] > least[index]:
+            fewer = [number - (n == index) for n, number in enumerate(numbers)]
+            lower = _fitting(sliced(fewer), limit_bytes)
+            if lower is None:
+                break
+            numbers, plan = fewer, lower
+    return plan
 
 
-def _heaviest(task: Task.Params, slices: Mapping[str, int | tuple[int, ...]]) -> int | None:
-    """Return the bytes of the heaviest device with these slices; None: they do not fit."""
-    sliced = task.copy()
-    sliced.model.slices = dict(slices)
+def _fitting(task: Task.Params, limit_bytes: int) -> step_plan.Plan | None:
+    """Return the plan of a task; None: it needs more than a device has."""
     try:
-        heaviest = step_plan.make_for(sliced).heaviest_bytes
-    except (errors.PartitionError, errors.LayerError):  # no cut fits, or more slices than rows
+        plan = step_plan.make_for(task)
+    except errors.PartitionError:  # no cut fits
         return None
-    return heaviest if heaviest <= units.parse_size(task.model.device_memory or "") else None
+    return plan if plan.heaviest_bytes <= limit_bytes else None
 
 
 def _groups(model: network.PipelineParams, too_large: set[str]) -> list[list[str]]:

@@ -131,7 +131,7 @@ def run(
         params = auto.resolved(
             params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
         )
-        process.check_memory(params, source, report, refuse=False)
+        process.check_memory(params, source, report)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles, callbacks)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
@@ -172,7 +172,7 @@ def dry_run(
     params = auto.resolved(
         params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
     )
-    process.check_memory(params, source, report, refuse=True)
+    process.check_memory(params, source, report)
     if logdir is not None:
         log_directory.try_out(Path(logdir), params, source.assets())
     short = params.copy()

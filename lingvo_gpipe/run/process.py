@@ -11,7 +11,8 @@ from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.plan import host_memory, machine_memory
+from lingvo_gpipe.plan import machine_memory
+from lingvo_gpipe.plan.report import memory_warning
 
 
 def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
@@ -37,24 +38,21 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
             placement.prepare_threads(wanted, placement.num_cores())
 
 
-def check_memory(
-    params: task.Task.Params, source: Input, report: Callable[[str], None], *, refuse: bool
-) -> None:
+def check_memory(params: task.Task.Params, source: Input, report: Callable[[str], None]) -> None:
     """Report that a step may not fit into the memory of this machine.
 
     Args:
         params: of the task.
         source: its input.
         report: receives the line.
-        refuse: as in `host_memory.warning`.
 
     Raises:
-        DeviceError: it cannot fit.
+        DeviceError: its variables alone do not fit.
     """
     if connection.current() is not None or not _on_logical_cpus(params.model):
         return
     fields, memory = source.element_spec(training=True), machine_memory.of_this_machine()
-    line = host_memory.warning(params, fields, memory, refuse=refuse)
+    line = memory_warning(params, fields, memory)
     if line is not None:
         report(line)
 

@@ -2,21 +2,26 @@
 
 The layers' formulas are used, before the network is cut. They count weights, gradients, optimizer
 slots, imports, the tensors kept for micro-batches in flight, and the largest backward. Each of
-these only grows with the number of layers, so bisection finds the last layer that fits. `plan`
-computes what the resulting cells need.
+these only grows with the number of layers. `plan` computes what the resulting cells need.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
 
 from lingvo_gpipe.console import units
-from lingvo_gpipe.network.cutting import partition
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import memory_formulas, replicas, wiring
+from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute
 from lingvo_gpipe.schedule.table import Table
+
+_Bytes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +54,14 @@ class ValueBytes:
     """A value of the stream.
 
     Attributes:
-        size: bytes in the largest micro-batch.
+        size: bytes in the largest micro-batch; of a field, in all of them.
         producer: index of the layer that writes it; negative: a field of the mini-batch.
         consumers: indices of the layers that read it, ascending.
-        shared: a field that all micro-batches share.
     """
 
     size: int
     producer: int
     consumers: tuple[int, ...]
-    shared: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,15 +72,19 @@ class Holding:
         near: for exports of the cell directly before it, until this cell's last use.
         far: for exports of any earlier cell.
         inside: (forwards whose intermediate tensors exist, micro-batches of which an I left
-            something for W), at the moments that need most. The forwards are kept ones, those that
-            an R has computed, and one that a backward recomputes.
+            something for W), at the moments that may need most. The forwards are kept ones, those
+            that an R has computed, and one that a backward recomputes.
         share: share of the device's memory: 1, or less if cells share a device.
     """
 
     near: int
     far: int
-    inside: tuple[tuple[int, int], ...]
+    inside: frozenset[tuple[int, int]]
     share: float
+
+
+ALONE = Holding(near=1, far=1, inside=frozenset({(1, 0)}), share=1.0)
+"""What a cell holds that runs one micro-batch at a time on a device of its own."""
 
 
 def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
@@ -121,24 +128,11 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
         Holding(
             near=min(M, max(most[max(0, k - 1) : k], default=0) + latest[k]),
             far=min(M, max(most[:k], default=0) + latest[k]),
-            inside=tuple(_largest_pairs(inside[k])),
+            inside=frozenset(inside[k]),
             share=1 / devices.count(devices[k]),
         )
         for k in range(table.num_cells)
     ]
-
-
-def _largest_pairs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of which no other one has two numbers that are as large.
-
-    >>> list(_largest_pairs([(1, 0), (1, 2), (3, 0), (2, 1), (2, 0)]))
-    [(3, 0), (2, 1), (1, 2)]
-    """
-    second = -1
-    for pair in sorted(pairs, reverse=True):
-        if pair[1] > second:
-            second = pair[1]
-            yield pair
 
 
 class Capacity:
@@ -149,7 +143,6 @@ class Capacity:
         layers: Sequence[LayerBytes],
         values: Sequence[ValueBytes],
         holdings: Sequence[Holding],
-        num_micro_batches: int,
         limit_bytes: int,
     ) -> None:
         """Make it.
@@ -158,32 +151,31 @@ class Capacity:
             layers: layers of the network, in order.
             values: values of the stream.
             holdings: per cell.
-            num_micro_batches: M; the fields of all M are held from the first slot on.
             limit_bytes: memory of a device.
         """
-        self._num_layers = len(layers)
         self._holdings = holdings
         self._limit = limit_bytes
-        self._fixed = _running(layer.fixed for layer in layers)
-        self._gradients = _running(layer.gradients for layer in layers)
-        self._kept = _running(layer.kept for layer in layers)
-        self._left = _running(layer.left for layer in layers)
-        self._widest = _maxima([layer.widest for layer in layers])
-        self._update = _maxima([layer.update for layer in layers])
-        self._excess = _maxima([layer.excess for layer in layers])
-        self._crossing = list(_crossing(values, len(layers), num_micro_batches))
-        self._known: dict[tuple[Holding, int], int] = {}
+        self._bytes = np.array([dataclasses.astuple(layer) for layer in layers], np.int64).T
+        # For each first layer of a cell, the values of earlier layers that it would receive, and
+        # the layer that reads each of them next.
+        self._entering: list[list[tuple[int, ValueBytes]]] = [[] for _ in layers]
+        for value in values:
+            for earlier, reader in itertools.pairwise((value.producer, *value.consumers)):
+                for start in range(max(0, earlier + 1), reader + 1):
+                    self._entering[start].append((reader, value))
+        self._reaches: dict[tuple[Holding, int], int] = {}
 
     def reach(self, cell: int, start: int) -> int:
         """Return the largest end such that the cell can hold layers [start, end)."""
         key = self._holdings[cell], start
-        if key not in self._known:
-            self._known[key] = self._reach(*key)
-        return self._known[key]
+        if key not in self._reaches:
+            needs, limit = self._needs(*key), self._limit * key[0].share
+            self._reaches[key] = start + int(np.searchsorted(needs, limit, side="right"))
+        return self._reaches[key]
 
     def need_bytes(self, cell: int, start: int, end: int) -> int:
         """Return the bytes that the cell needs if it holds layers [start, end)."""
-        return self._need(self._holdings[cell], start, end)
+        return int(self._needs(self._holdings[cell], start)[end - start - 1])
 
     @property
     def is_shared(self) -> bool:
@@ -194,143 +186,107 @@ class Capacity:
         """Return the same for its whole device, if each of its other cells needs as much."""
         return round(self.need_bytes(cell, start, end) / self._holdings[cell].share)
 
-    def _reach(self, holding: Holding, start: int) -> int:
-        ends = range(start + 1, self._num_layers + 1)
-        limit = self._limit * holding.share
-        fitting = bisect.bisect_right(ends, limit, key=lambda end: self._need(holding, start, end))
-        return start + fitting
-
-    def _need(self, holding: Holding, start: int, end: int) -> int:
-        fixed = self._fixed[end] - self._fixed[start]
-        gradients = self._gradients[end] - self._gradients[start]
-        kept = self._kept[end] - self._kept[start]
-        left = self._left[end] - self._left[start]
-        inside = max(forwards * kept + waiting * left for forwards, waiting in holding.inside)
-        crossing = self._crossing[start]
-        read = bisect.bisect_left(crossing.readers, end)
-        imports = crossing.fields[read]
-        imports += holding.near * crossing.near[read] + holding.far * crossing.far[read]
-        widest = _largest(self._widest, start, end)
-        step = gradients + imports + inside + widest
+    def _needs(self, holding: Holding, start: int) -> _Bytes:
+        """Return the bytes that a cell needs if it holds 1, 2, 3 … layers from `start` on."""
+        fixed, kept, left, widest, gradients, update, excess = self._bytes[:, start:]
+        imports = np.zeros_like(fixed)
+        for reader, value in self._entering[start]:
+            count = holding.near if value.producer == start - 1 else holding.far
+            imports[reader - start] += value.size * (1 if value.producer < 0 else count)
+        all_kept, all_left = np.cumsum(kept), np.cumsum(left)
+        inside = [forwards * all_kept + waiting * all_left for forwards, waiting in holding.inside]
+        step = np.cumsum(gradients + imports) + np.maximum.accumulate(widest)
+        step += np.max(inside, axis=0)
         # Owners are balanced up to one weight.
-        fixed += _largest(self._excess, start, end)
-        return fixed + max(step, _largest(self._update, start, end))
+        always = np.cumsum(fixed) + np.maximum.accumulate(excess)
+        return always + np.maximum(step, np.maximum.accumulate(update))
 
 
-def cuts_within(
-    limit: str,
-    within: Capacity,
-    costs: Sequence[Sequence[float]],
-    names: Sequence[str],
-    speeds: Sequence[float] | None = None,
-    links: Sequence[float] | None = None,
-) -> tuple[int, ...]:
-    """Return cuts such that every cell fits its device.
+def of_network(layers: WiredLayers, holdings: Sequence[Holding], limit_bytes: int) -> Capacity:
+    """Return how many layers cells can hold in the memory of a device, by formula."""
+    num_micro_batches = len(replicas.shares(len(layers.sizes), layers.params.num_replicas)[0])
+
+    def value(version: wiring.Version) -> ValueBytes:
+        size = base.spec_bytes(layers.specs[version.index])
+        # The fields of all micro-batches are held from the first slot on.
+        if version.producer == wiring.FIELD and version.name not in layers.params.unbatched:
+            size *= num_micro_batches
+        return ValueBytes(size, version.producer, version.consumers)
+
+    return Capacity(
+        [_layer_bytes(layers, layer) for layer in layers.layers],
+        list(map(value, layers.wiring.versions)),
+        holdings,
+        limit_bytes,
+    )
+
+
+def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> LayerBytes:
+    """Return the bytes that a layer would add to its cell, by formula.
+
+    Args:
+        layers: layers of the network.
+        layer: one of them.
+    """
+    per_weight, count = layers.params.slots_per_weight, layers.params.num_replicas
+    most_micro_batches = len(replicas.shares(len(layers.sizes), count)[0])
+    slots = {
+        path: int(per_weight * layers.variables[path].size_bytes)
+        for path in layers.owned_weights(layer.index)
+    }
+    # A tied weight needs no copy if its owner is in the same cell, which is not known here.
+    weights = memory_formulas.weights(layers, (layer.index,))
+    held = memory_formulas.activations(layers, layer)
+    fixed, excess = weights.gradients + weights.copies, 0
+    for path in dict.fromkeys(layer.paths.values()):
+        spec = layers.variables[path]
+        if layers.owner[path] != layer.index:
+            continue
+        at_owner = replicas.owned_bytes(spec, most_micro_batches, count, per_weight)
+        elsewhere = spec.read_bytes if spec.read_dtype == spec.dtype else 0  # else in `copies`
+        mean = (at_owner + (count - 1) * elsewhere) // count
+        fixed += mean
+        excess = max(excess, at_owner - mean)
+    return LayerBytes(
+        fixed=fixed,
+        kept=held.kept,
+        left=2 * held.left,
+        widest=held.beside if layer.has_gradient else held.forward,
+        gradients=weights.gradients,
+        update=memory_formulas.update(layers, layer, slots),
+        excess=excess,
+    )
+
+
+def no_cut_fits(limit: str, within: Capacity, num_cells: int, names: Sequence[str]) -> str:
+    """Return what is too large where no cut fits, and the way out.
 
     Args:
         limit: memory of a device, such as 8GiB.
         within: how many layers the cells can hold in it.
-        costs: for each cell, the cost of each layer in it.
+        num_cells: number of cells.
         names: names of the layers.
-        speeds: for each cell, the speed of its device; None: all equal.
-        links: for each layer except the last, the cost of a cut after it; None: no cost.
-
-    Raises:
-        NoCutFitsError: no cut fits; the text has the memory needed and the way out.
     """
-    num_layers, num_cells = len(names), len(costs)
-    try:
-        return partition.partition(
-            costs[0],
-            num_cells,
-            cell_costs=dict(enumerate(costs)),
-            reach=within.reach,
-            speeds=speeds,
-            link_costs=links,
+    spare = len(names) - num_cells
+    alone = [
+        min(
+            within.device_bytes(k, n, n + 1)
+            for k in range(max(0, n - spare), min(n, num_cells - 1) + 1)
         )
-    except partition.NoCutFitsError as error:
-        spare = num_layers - num_cells
-        alone = [
-            min(
-                within.device_bytes(k, n, n + 1)
-                for k in range(max(0, n - spare), min(n, num_cells - 1) + 1)
-            )
-            for n in range(num_layers)
-        ]
-        worst = max(range(num_layers), key=alone.__getitem__)
-        if alone[worst] > units.parse_size(limit):
-            needed = units.size(alone[worst])
-            if within.is_shared:
-                needed = f"a device of {needed}, which cells share"
-            raise partition.NoCutFitsError(
-                f"device_memory={limit}, but layer {names[worst]} alone needs "
-                f"{needed}. Use fewer examples, more micro-batches, larger devices, or slices of "
-                "the layer, which --mode=plan finds"
-            ) from error
-        whole = units.size(within.need_bytes(0, 0, num_layers))
-        raise partition.NoCutFitsError(
-            f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the "
-            f"layers need {whole}. Use more partitions, more micro-batches, or larger devices"
-        ) from error
-
-
-def _running(sizes: Iterable[int]) -> list[int]:
-    return list(itertools.accumulate(sizes, initial=0))
-
-
-def _maxima(sizes: Sequence[int]) -> list[list[int]]:
-    """Return the largest of every 1, 2, 4, 8 … neighbours, indexed [power of 2, first index]."""
-    rows = [list(sizes)]
-    while 2 ** len(rows) <= len(sizes):
-        half = 2 ** (len(rows) - 1)
-        rows.append([max(pair) for pair in zip(rows[-1], rows[-1][half:], strict=False)])
-    return rows
-
-
-def _largest(maxima: Sequence[Sequence[int]], start: int, end: int) -> int:
-    """Return the largest of [start, end) from the result of `_maxima`."""
-    power = (end - start).bit_length() - 1
-    return max(maxima[power][start], maxima[power][end - 2**power])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Crossing:
-    """The values that would enter a cell starting at a layer, in the order of their next reader.
-
-    Attributes:
-        readers: for each value, the layer that reads it next; ascending.
-        fields: bytes of the first 0, 1, 2 … values, only fields, for all micro-batches.
-        near: the same for values that the layer directly before writes, for one micro-batch.
-        far: the same for all other values, for one micro-batch.
-    """
-
-    readers: list[int]
-    fields: list[int]
-    near: list[int]
-    far: list[int]
-
-
-def _crossing(
-    values: Sequence[ValueBytes], num_layers: int, num_micro_batches: int
-) -> Iterator[_Crossing]:
-    """Yield for each layer the values that it or later layers read from earlier ones."""
-    open_values: list[ValueBytes] = [value for value in values if value.producer < 0]
-    made: dict[int, list[ValueBytes]] = {}
-    for value in values:
-        made.setdefault(value.producer, []).append(value)
-    for start in range(num_layers):
-        open_values += made.get(start - 1, []) if start else []
-        open_values = [v for v in open_values if v.consumers and v.consumers[-1] >= start]
-        rows = []
-        for value in open_values:
-            reader = value.consumers[bisect.bisect_left(value.consumers, start)]
-            if value.producer < 0:
-                sizes = (value.size * (1 if value.shared else num_micro_batches), 0, 0)
-            else:
-                is_near = value.producer == start - 1
-                sizes = (0, value.size, 0) if is_near else (0, 0, value.size)
-            rows.append((reader, *sizes))
-        rows.sort()
-        readers, *columns = zip(*rows, strict=True) if rows else ((), (), (), ())
-        fields, near, far = map(_running, columns)
-        yield _Crossing(list(readers), fields, near, far)
+        for n in range(len(names))
+    ]
+    worst = max(range(len(names)), key=alone.__getitem__)
+    if alone[worst] > units.parse_size(limit):
+        needed = units.size(alone[worst])
+        if within.is_shared:
+            needed = f"a device of {needed}, which cells share"
+        return (
+            f"device_memory={limit}, but layer {names[worst]} alone needs {needed}. Use fewer "
+            "examples, more micro-batches, larger devices, or slices of the layer, which "
+            "--mode=plan finds"
+        )
+    whole = units.size(within.need_bytes(0, 0, len(names)))
+    return (
+        f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the layers "
+        f"need {whole}. Use more partitions, more micro-batches, or larger devices"
+    )

@@ -169,8 +169,8 @@ def _plan(job: registry.Job) -> None:
 def _completion(job: registry.Job) -> Callable[[Task.Params], Task.Params]:
     """Return a function that fills the sizes of the data into a task of the job's family.
 
-    The sizes are those of the files that the run keeps, or of the data that is there already. Data
-    is read or made for them only where a layer does not know its size otherwise.
+    The sizes are those of the files that the run keeps. Data is read or made for them only where a
+    layer does not know its size otherwise.
     """
     from lingvo_gpipe import task
     from lingvo_gpipe.input import Input
@@ -180,10 +180,9 @@ def _completion(job: registry.Job) -> Callable[[Task.Params], Task.Params]:
     kept = None if job.logdir is None else log_directory.kept_assets(job.logdir, source.asset_names)
     if kept:
         source.recall(kept)
-    is_there = bool(kept) or source.is_there()
 
     def complete(params: Task.Params) -> Task.Params:
-        if is_there or not task.is_complete(params):
+        if kept or not task.is_complete(params):
             return task.complete(params, source)
         return params
 

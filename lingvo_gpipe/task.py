@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, TypeVar
 
@@ -147,56 +146,38 @@ class Task(hyperparams.Configurable):
         return None
 
 
-# What a resumed run may change: how the same numbers are computed, how long, and what is reported.
-# Everything below other roots (eval, fields of a subclass) may change as well.
+# What makes another run of it, as patterns of paths, and what below these may change: how the same
+# numbers are computed, how long, and what is reported.
+_FIXED = (
+    "class",
+    "model.class",
+    "model.batch_dim",
+    "model.dtype",
+    "model.frozen",
+    "model.inputs",
+    "model.layers*",
+    "model.outputs",
+    "model.seed",
+    "model.unbatched",
+    "input.*",
+    "train.class",
+    "train.accumulate",
+    "train.average*",
+    "train.loss_scale*",
+    "train.optimizer*",
+    "train.weight_decay*",
+)
 _MAY_CHANGE = (
-    "model.name",
-    "model.cells*",
-    "model.num_partitions",
-    "model.num_replicas",
-    "model.num_micro_batches",
-    "model.micro_batch_size",
-    "model.group_size",
-    "model.slices*",
     "model.layers*.slices",
     "model.layers*.feed_forward_slices",
-    "model.schedule",
-    "model.recompute",
-    "model.cuts",
-    "model.costs",
-    "model.devices",
-    "model.device_speeds",
-    "model.link_cost_per_byte",
-    "model.device_memory",
-    "model.slots_per_weight",
-    "model.max_build_s",
-    "model.placement",
-    "model.jit_compile",
-    "model.fuse",
     "input.*data_dir",
     "input.*max_broken_share",
-    "input.*max_pixels",
     "input.eval_batch_size",
     "input.on_worker",
-    "input.records",
-    "train.max_steps",
-    "train.save_interval_steps",
-    "train.keep_checkpoints",
-    "train.async_checkpoints",
-    "train.log_interval_steps",
-    "train.histogram_interval_steps",
-    "train.stall_after_s",
-    "train.end_at_stall",
-    "train.start.*",
-    "train.callbacks*",
-    "train.clip_norm",
     "train.optimizer.learning_rate*",
     "train.optimizer.groups",
-    "train.finite_guard",
     "train.loss_scale.initial",  # a run that goes on has its scale
 )
-_MAY_CHANGE_PATTERN = re.compile("|".join(map(fnmatch.translate, _MAY_CHANGE)))
-_FIXED_ROOTS = ("class", "model", "input", "train")
 _NO_NAME = "''"
 
 
@@ -230,16 +211,17 @@ def change(old: str, new: str) -> Change:
     if not after.keys() <= before.keys():
         before = params_texts.written_values(_with_defaults(old))
     lines = params_texts.changed_lines(before, after)
-    refused = tuple(line for path, line in lines.items() if not _may_change(path))
+    refused = tuple(line for path, line in lines.items() if _is_fixed(path))
     names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
     models = names if names[0] != names[1] and _NO_NAME not in names else None
     return Change(tuple(lines.values()), refused, models)
 
 
-def _may_change(path: str) -> bool:
-    if path.split(".", 1)[0] not in _FIXED_ROOTS:
-        return True
-    return _MAY_CHANGE_PATTERN.match(path) is not None
+def _is_fixed(path: str) -> bool:
+    def fits(patterns: tuple[str, ...]) -> bool:
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+
+    return fits(_FIXED) and not fits(_MAY_CHANGE)
 
 
 def _with_defaults(text: str) -> str:

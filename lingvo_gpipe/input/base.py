@@ -115,17 +115,6 @@ class Input(hyperparams.Configurable, abc.ABC):
                     f"{self.where} has {count} classes, but model.{path}={value}. {way_out}"
                 )
 
-    def is_there(self) -> bool:
-        """Return whether `complete` finds what it needs on the disk, without making or reading it.
-
-        If so, describe and plan show the sizes of the data in place of those declared.
-        """
-        return False
-
-    def constants(self) -> Mapping[str, float]:
-        """Return numbers of the data that are written to TensorBoard each time a run starts."""
-        return {}
-
     def assets(self) -> Mapping[str, bytes]:
         """Return the files that define the model's ids: `asset_names` → content.
 
@@ -155,15 +144,6 @@ class Input(hyperparams.Configurable, abc.ABC):
             assets: all of them, as `assets` returned them when the run began.
         """
         del assets
-
-    def recall_params(self, task_params: Task.Params, of_run: Task.Params) -> None:
-        """Set the fields of a task that only the data determines, which is gone, as in a run.
-
-        Args:
-            task_params: params of the task, complete as far as what is kept determines them.
-            of_run: params with which the run was trained.
-        """
-        del task_params, of_run
 
     def serving(self) -> Serving | Program:
         """Return how an exported model is called.

@@ -284,7 +284,6 @@ class _Training:
         writers = RunWriters(self._logdir, self._learner, self._params, self._input.class_names)
         shown = progress.Progress(total=train.max_steps, start=state.step)
         with contextlib.closing(writers), contextlib.closing(shown), self._watchdog:
-            writers.train.scalars(state.step, self._input.constants())
             self._first_step = self._epoch_ended_at = state.step
             with self._saving_on_error():
                 self._call("on_train_begin")

@@ -24,6 +24,6 @@ class AmoebaNetSmall(registry.Model):
         source = ImageFolder.Params(
             data_dir="data/images", resize=True, **small.augmented(self.image_size)
         )
-        own = small.classifier(self, source, classes=None, steps=240)
-        own.train.start.without = reference.HEADS
-        return own
+        task = small.classifier(self, source, classes=None, steps=240)
+        task.train.start.without = reference.HEADS
+        return task

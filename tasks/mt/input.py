@@ -33,7 +33,7 @@ from lingvo_gpipe.input import Batches, Input
 from lingvo_gpipe.input.serving import Program
 from lingvo_gpipe.tasks.mt.decoding import search, serving
 from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import batches, mixture, preparation, records
+from lingvo_gpipe.tasks.mt.text import batches, preparation, records
 from lingvo_gpipe.tasks.mt.text.batches import BatchPlan, Examples, PlannedBatch, Units
 from lingvo_gpipe.tasks.mt.text.records import Array, Split
 from lingvo_gpipe.tasks.mt.text.vocabulary import BEGIN, END, Vocabulary
@@ -58,7 +58,7 @@ class Translation(Input):
     asset_names: tuple[str, ...] = (records.VOCABULARY, records.TARGET_TOKENS)
     training_fields = (
         *Input.training_fields,
-        *("temperature", "max_ratio", "num_shapes", "multiple_of", "epoch_examples"),
+        *("temperature", "max_ratio", "num_shapes", "multiple_of"),
     )
 
     class Params(Input.Params):
@@ -101,15 +101,9 @@ class Translation(Input):
         multiple_of: int = hyperparams.field(
             1, "Divides the rows of a mini-batch: set it to the number of micro-batches."
         )
-        epoch_examples: int | None = hyperparams.field(
-            None, "Examples that an epoch draws; None: as many as there are."
-        )
         train_split: str = hyperparams.field("train", "Part of the data that is trained on.")
         vocabulary_hash: str | None = hyperparams.field(
             None, "Records of another vocabulary are refused; None: filled in from the records."
-        )
-        records: str | None = hyperparams.field(
-            None, "Fingerprint of the records, filled in; a run on other records logs a warning."
         )
 
         def synthetic(self, task_params: task.Task.Params) -> Input.Params:
@@ -183,13 +177,11 @@ class Translation(Input):
         plan = self.plan(seed)
         split = self.records.split(self.params.train_split)
         epoch, _ = plan.locate(position)
-        first_epoch = plan.epoch(epoch)
-        fill = batches.fill(split.lengths + 1, plan.units, first_epoch)
         shapes = plan.units.shapes
         sizes = ", ".join(f"{shape.rows} x {shape.length}" for shape in shapes)
         output.note(
-            f"{len(first_epoch)} mini-batches in epoch {epoch}, {1 - fill:.1%} of them padding, "
-            f"of {len(shapes)} shapes, each traced once: {sizes}"
+            f"{len(plan.epoch(epoch))} mini-batches in epoch {epoch}, of {len(shapes)} shapes, "
+            f"each traced once: {sizes}"
         )
 
         def planned() -> Iterator[PlannedBatch]:
@@ -239,12 +231,7 @@ class Translation(Input):
                 f"{params.multiple_of} rows (input.multiple_of) of {longest} tokens. Use {least} "
                 "or more, or a smaller input.max_length"
             )
-        return BatchPlan(
-            units,
-            temperature=params.temperature,
-            seed=seed,
-            epoch_examples=params.epoch_examples,
-        )
+        return BatchPlan(units, temperature=params.temperature, seed=seed)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 (TensorFlow keeps the generators that use it)
     def _evaluated(self, split: str, tokens: int) -> Units:
@@ -252,20 +239,12 @@ class Translation(Input):
         examples = self._chosen(self.records.split(split))
         if not len(examples.numbers):
             raise errors.InputError(f"{self.records.folder}: split {split!r} has no examples")
-        units = batches.by_length(
+        return batches.by_length(
             examples,
             tokens=tokens,
             num_shapes=self.params.num_shapes,
             multiple_of=self.params.multiple_of,
         )
-        largest = max(units.shapes, key=lambda shape: shape.rows * shape.length)
-        if largest.rows * largest.length > tokens:
-            output.note(
-                f"split {split!r} has an example of {largest.length} tokens: a mini-batch of "
-                f"{largest.rows} rows takes {largest.rows * largest.length}, not {tokens}, and "
-                "the memory for them"
-            )
-        return units
 
     @functools.cached_property
     def _trained(self) -> Examples:
@@ -315,16 +294,10 @@ class Translation(Input):
         lengths = split.lengths[chosen] + 1  # with </s>
         return Examples(chosen, lengths, np.concatenate([none, *languages]), len(index))
 
-    def shares(self) -> dict[str, float]:
-        """Return the share of each pair of languages in training, by the temperature's formula."""
-        shares = mixture.probabilities(self._trained.sizes.tolist(), self.params.temperature)
-        return dict(zip(self.pairs, map(float, shares), strict=True))
-
     def complete(self, task_params: task.Task.Params) -> None:
         """Set the model's vocabulary size and the languages that it counts separately.
 
-        The vocabulary's hash is stored in the params, or checked if it is there. So is the
-        records' fingerprint, unless the run was recalled. A single pair is not counted separately,
+        The vocabulary's hash is stored in the params. A single pair is not counted separately,
         because its numbers are the totals. Of a recalled run, the languages are not known: they
         stay as they are.
         """
@@ -339,11 +312,6 @@ class Translation(Input):
         task_params.set_path("input.vocabulary_hash", self.vocabulary.hash)
         if self._restored is None:
             transformer.set_languages(layers, self.pairs if len(self.pairs) > 1 else ())
-            task_params.set_path("input.records", self._fingerprint())
-
-    def constants(self) -> dict[str, float]:
-        """Return the shares of the pairs of languages in training."""
-        return {f"sampling_share/{pair}": share for pair, share in self.shares().items()}
 
     def assets(self) -> dict[str, bytes]:
         """Return the vocabulary, a SentencePiece model, and whether sources begin with <2xx>."""
@@ -353,8 +321,13 @@ class Translation(Input):
         }
 
     def fingerprint(self, split: str | None = None) -> dict[str, str]:
-        """Return the vocabulary's hash and that of the records; see `Input.fingerprint`."""
-        return {**super().fingerprint(split), "records": self._fingerprint()}
+        """Return the vocabulary's hash and one of the records' numbers of sentences and tokens."""
+        counts = [self.records.manifest[name] for name in ("pairs", "splits")]
+        text = json.dumps(counts, sort_keys=True).encode()
+        return {
+            **super().fingerprint(split),
+            "records": hashlib.sha256(text).hexdigest()[:16],
+        }
 
     def recall(self, assets: Mapping[str, bytes]) -> None:
         """Use the vocabulary that a run stored; see `Input.recall`.
@@ -368,12 +341,6 @@ class Translation(Input):
             target_tokens.startswith(b"True"),
         )
 
-    def recall_params(self, task_params: task.Task.Params, of_run: task.Task.Params) -> None:
-        """Set the languages that the run counts separately, and which records it has read."""
-        languages = transformer.languages(of_run.model.layers)
-        transformer.set_languages(task_params.model.layers, languages)
-        task_params.set_path("input.records", of_run.get("input.records"))
-
     def serving(self, settings: search.Search | None = None) -> Program:
         """Return how an exported model translates: see `serving.program`.
 
@@ -381,24 +348,6 @@ class Translation(Input):
             settings: settings of the search; None: the defaults.
         """
         return serving.program(self.vocabulary, settings or search.Search(), self.target_tokens)
-
-    def is_there(self) -> bool:
-        """Return whether the records exist and fit the params; see `Input.is_there`."""
-        recipe, vocabulary_hash = self.params.preparation, self.params.vocabulary_hash
-        try:
-            prepared = records.Records(os.path.expanduser(self.params.data_dir))
-            if recipe is not None:
-                recipe.instantiate().check(prepared)
-            if vocabulary_hash is not None:
-                prepared.check_vocabulary(vocabulary_hash)
-        except errors.InputError:
-            return False
-        return True
-
-    def _fingerprint(self) -> str:
-        """Return a hash of the records' pairs, numbers of sentences and numbers of tokens."""
-        counts = [self.records.manifest[name] for name in ("pairs", "splits")]
-        return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _batches(
         self,

@@ -122,8 +122,10 @@ def _run(argv: Sequence[str]) -> int:
     if values.output is None:
         raise errors.ParamsError("--output=FOLDER is missing: the folder of the records")
     preparing = _preparation(values).instantiate()
-    made = preparing.run(values.output, report=output.report, num_threads=values.threads)
-    output.report(f"{made.folder}: {units.things(len(made.pairs), 'pair')} of languages, complete")
+    prepared = preparing.run(values.output, report=output.report, num_threads=values.threads)
+    output.report(
+        f"{prepared.folder}: {units.things(len(prepared.pairs), 'pair')} of languages, complete"
+    )
     return 0
 
 

@@ -87,10 +87,6 @@ class SyntheticTranslation(synthetic.Synthetic, Translation):
             prepared.check_vocabulary(params.vocabulary_hash)
         return prepared
 
-    def is_there(self) -> bool:
-        """Return False: sizes are those declared; see `Input.is_there`."""
-        return False
-
 
 def params_like(
     params: Translation.Params, task_params: Task.Params
@@ -110,7 +106,6 @@ def params_like(
         vocabulary=min((s for s in sizes if isinstance(s, int)), default=_VOCABULARY),
         sentences={params.train_split: count, **dict.fromkeys(sorted(held_out), _HELD_OUT)},
         vocabulary_hash=None,
-        records=None,
     )
 
 

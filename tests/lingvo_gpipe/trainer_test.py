@@ -117,18 +117,15 @@ def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
     "mode",
     [["describe"], ["plan"], ["plan", "--fit=6KiB", "--grow=depth", "--num_partitions=1"]],
 )
-def test_sizes_are_those_of_data_that_are_there_or_kept(
-    run: Run, tmp_path: Path, mode: list[str]
-) -> None:
+def test_sizes_are_those_that_a_run_keeps(run: Run, tmp_path: Path, mode: list[str]) -> None:
     def shown(*arguments: str) -> list[str]:
         found = run(f"--mode={mode[0]}", *mode[1:], *arguments, model="moded.Wide")
         assert found.code == 0, found.err
         return found.out
 
-    units = {n: shown(f"--params_override=model.layers[0].units={n}") for n in (8, 5, 6)}
-    assert len({*map("".join, units.values())}) == 3
+    units = {n: shown(f"--params_override=model.layers[0].units={n}") for n in (8, 6)}
+    assert units[8] != units[6]
     assert shown() == shown(f"--logdir={tmp_path}") == units[8]
-    assert shown("--params_override=input.there=True") == units[5]
     (tmp_path / "width").write_text("6")
     assert shown(f"--logdir={tmp_path}") == units[6]
 

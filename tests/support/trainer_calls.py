@@ -74,10 +74,7 @@ class Widths(tiny_task.Points):
     width = 5
 
     class Params(tiny_task.Points.Params):
-        there: bool = hyperparams.field(False, "Whether.")
-
-    def is_there(self):
-        return self.params.there
+        pass
 
     def recall(self, assets):
         self.width = int(assets["width"])

@@ -59,12 +59,12 @@ def auto_augment(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     table = [[[names.index(n), p, level / 10] for n, p, level in pair] for pair in POLICY_V0]
     chosen = tf.constant(table, tf.float64)[_uniform_int(key, 0, len(POLICY_V0))]
     for place in range(2):
-        own = seeds.fold(key, 1 + place)
+        operation_key = seeds.fold(key, 1 + place)
         which, probability, level = tf.unstack(chosen[place])
-        drawn = tf.random.stateless_uniform([], seeds.fold(own, 0), dtype=tf.float64)
+        drawn = tf.random.stateless_uniform([], seeds.fold(operation_key, 0), dtype=tf.float64)
         # The last branch leaves the image as it is.
         branch = tf.where(drawn < probability, tf.cast(which, tf.int32), len(names))
-        image = _apply(names, branch, image, level, own, _AUTO_TRANSLATE)
+        image = _apply(names, branch, image, level, operation_key, _AUTO_TRANSLATE)
     return image
 
 
@@ -80,9 +80,9 @@ def rand_augment(image: tf.Tensor, key: tf.Tensor, layers: int, magnitude: float
     names = sorted([*OPERATIONS, "Cutout"])
     level = tf.constant(magnitude / 10, tf.float64)
     for layer in range(layers):
-        own = seeds.fold(key, layer)
-        branch = _uniform_int(own, 0, len(names))
-        image = _apply(names, branch, image, level, own, _RAND_TRANSLATE)
+        operation_key = seeds.fold(key, layer)
+        branch = _uniform_int(operation_key, 0, len(names))
+        image = _apply(names, branch, image, level, operation_key, _RAND_TRANSLATE)
     return image
 
 
@@ -101,8 +101,8 @@ def erased(image: tf.Tensor, side: int | tf.Tensor, fill: Any, key: tf.Tensor) -
         centre = tf.random.stateless_uniform([], seeds.fold(key, axis), 0, length, tf.int32)
         begin = centre - side // 2
         places = tf.range(length)
-        own = (places >= begin) & (places < begin + side)
-        inside &= own[:, tf.newaxis, tf.newaxis] if axis == 0 else own[:, tf.newaxis]
+        span = (places >= begin) & (places < begin + side)
+        inside &= span[:, tf.newaxis, tf.newaxis] if axis == 0 else span[:, tf.newaxis]
     return tf.where(inside, fill, image)
 
 
@@ -249,7 +249,7 @@ def _translate_y(image: tf.Tensor, pixels: tf.Tensor) -> tf.Tensor:
 def _projected(image: tf.Tensor, rows: Sequence[Any]) -> tf.Tensor:
     """Take pixel (x, y) from (a x + b y + c, d x + e y + f), rows being [a, b, c, d, e, f]."""
     transform = tf.stack([tf.cast(number, tf.float32) for number in [*rows, 0.0, 0.0]])
-    found = tf.raw_ops.ImageProjectiveTransformV3(
+    projected = tf.raw_ops.ImageProjectiveTransformV3(
         images=image[tf.newaxis],
         transforms=transform[tf.newaxis],
         output_shape=tf.shape(image)[:2],
@@ -257,7 +257,7 @@ def _projected(image: tf.Tensor, rows: Sequence[Any]) -> tf.Tensor:
         interpolation="NEAREST",
         fill_mode="CONSTANT",
     )
-    return found[0]
+    return projected[0]
 
 
 # All but Cutout, which draws.

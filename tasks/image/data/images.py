@@ -214,11 +214,13 @@ class Images(Indexed):
         spec = self.element_spec(training=False)["image"]
 
         def fields(request: Mapping[str, tf.Tensor]) -> Batch:
-            def one(content: tf.Tensor) -> tf.Tensor:
+            def preprocessed(content: tf.Tensor) -> tf.Tensor:
                 return self._preprocessing.for_evaluation(self._preprocessing.decoded(content))
 
             image = tf.TensorSpec(spec.shape[1:], spec.dtype)
-            return {"image": tf.map_fn(one, request["image_bytes"], fn_output_signature=image)}
+            return {
+                "image": tf.map_fn(preprocessed, request["image_bytes"], fn_output_signature=image)
+            }
 
         return Serving({"image_bytes": tf.TensorSpec([None], tf.string)}, fields)
 

@@ -122,8 +122,7 @@ class TFDS(images.Images):
                 "cannot be read here. Prepare it as tfrecord"
             )
         try:
-            subset = info.splits[split]
-            instructions, count = subset.file_instructions, subset.num_examples
+            instructions = info.splits[split].file_instructions
         except (ValueError, AssertionError, KeyError) as error:
             raise errors.InputError(
                 f"{self.where}: split {split!r}: {one_line(error)}. Write it as train[:90%]"
@@ -139,13 +138,7 @@ class TFDS(images.Images):
             raise errors.InputError(
                 f"{self.where}: {path} cannot be read: {one_line(error)}. Prepare it again"
             ) from error
-        table = np.concatenate(spans)
-        if len(table) != count:
-            raise errors.InputError(
-                f"{self.where}: split {split!r} has {len(table)} records, but its metadata says "
-                f"{count}. Prepare it again"
-            )
-        columns = dict(zip(("file", "offset", "length"), table.T, strict=True))
+        columns = dict(zip(("file", "offset", "length"), np.concatenate(spans).T, strict=True))
         return {**columns, "path": np.array(paths), "bytes": sizes}
 
 

@@ -238,9 +238,8 @@ class Operation(layers.Composite):
 
 def _make(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:
     for pattern, make in _OPERATIONS.items():
-        found = re.fullmatch(pattern, params.operation)
-        if found:
-            return make(params, channels, *found.groups())
+        if match := re.fullmatch(pattern, params.operation):
+            return make(params, channels, *match.groups())
     near = errors.nearest(params.operation, _NAMES) or _NAMES
     raise errors.LayerError(
         f"{base.describe(params)}: no operation {params.operation!r}; nearest {', '.join(near)}"

@@ -77,11 +77,11 @@ def best_of(logits: tf.Tensor, first: int, shortlist: Shortlist) -> Candidates:
 
 def merged(slices: Sequence[Candidates]) -> Candidates:
     """Return the candidates of all slices, which are in the order of their ids."""
-    largest = tf.reduce_max(tf.stack([one.largest for one in slices]), 0)
-    totals = [one.total * tf.exp(one.largest - largest) for one in slices]
+    largest = tf.reduce_max(tf.stack([part.largest for part in slices]), 0)
+    totals = [part.total * tf.exp(part.largest - largest) for part in slices]
     return Candidates(
-        tf.concat([one.ids for one in slices], -1),
-        tf.concat([one.logits for one in slices], -1),
+        tf.concat([part.ids for part in slices], -1),
+        tf.concat([part.logits for part in slices], -1),
         largest,
         tf.add_n(totals),
     )

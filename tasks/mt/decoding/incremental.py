@@ -79,10 +79,10 @@ def decoding_layers(
         params = info.params.inference(available)
         if params is None or not set(params.reads) <= available:
             continue
-        reads, writes, own = tuple(params.reads), tuple(params.writes), params.instantiate()
+        reads, writes, trained = tuple(params.reads), tuple(params.writes), params.instantiate()
         layer = DecodingLayer(
             info.name,
-            own if shortlist is None else shortlisted(own, shortlist),
+            trained if shortlist is None else shortlisted(trained, shortlist),
             info.paths,
             {spec.path: spec.read_dtype for spec in info.meta.variables},
             reads,
@@ -91,7 +91,7 @@ def decoding_layers(
         )
         available.update(writes)
         if layer.by_token:
-            if not isinstance(own, IncrementalLayer) and not _by_position(own):
+            if not isinstance(trained, IncrementalLayer) and not _by_position(trained):
                 raise errors.LayerError(
                     f"{base.describe(info.params)} cannot compute token by token. Make it an "
                     "IncrementalLayer; see tasks/mt/model/incremental_layer.py"

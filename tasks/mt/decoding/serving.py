@@ -83,14 +83,14 @@ class Tokenizer:
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Return the texts [B] of ids [B, T]: up to </s>, without reserved ids."""
         ended = tf.cumsum(tf.cast(tf.equal(ids, END), tf.int32), 1) > 0
-        kept = tf.logical_and(tf.logical_not(ended), ids > UNKNOWN)
-        return self.resource.detokenize(tf.ragged.boolean_mask(ids, kept))
+        is_piece = tf.logical_and(tf.logical_not(ended), ids > UNKNOWN)
+        return self.resource.detokenize(tf.ragged.boolean_mask(ids, is_piece))
 
     def _target_ids(self, languages: tf.Tensor) -> tf.Tensor:
         names, ids = list(self._targets), list(self._targets.values())
         hits = tf.equal(languages[:, tf.newaxis], tf.constant(names))
-        known = f"target_language must be one of {', '.join(names)}"
-        with tf.control_dependencies([tf.debugging.Assert(_all_found(hits), [known])]):
+        message = f"target_language must be one of {', '.join(names)}"
+        with tf.control_dependencies([tf.debugging.Assert(_all_found(hits), [message])]):
             return tf.gather(tf.constant(ids, tf.int32), tf.argmax(hits, 1))
 
 

@@ -9,6 +9,7 @@ When a group is done, the next one takes its place.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -65,18 +66,21 @@ class _Weights(NamedTuple):
     extend: Sequence[LayerThetas]
 
 
-class _Running(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Running:
     """A group of sentences that is being translated.
 
     Attributes:
         replica: the replica that does it.
         numbers: numbers of its sentences.
         group: what is kept between tokens.
+        is_over: whether its search is over.
     """
 
     replica: int
     numbers: list[int]
     group: _Group
+    is_over: bool = False
 
 
 class Translator:
@@ -196,41 +200,34 @@ class Translator:
         replicas = range(len(weights))
         places = self._params.groups or len(replicas) * len(self._cells)
         running: list[_Running] = []
-        over: list[bool] = []
         while True:
-            live = len(over) - sum(over)
+            live = sum(not entry.is_over for entry in running)
             # A finished group stays until another takes its place, or until half of all groups are
             # finished, because a sweep over another number of groups needs another trace.
-            if waiting or 2 * live <= len(over):
-                running = [
-                    entry for entry, is_over in zip(running, over, strict=True) if not is_over
-                ]
-                over = [False] * len(running)
+            if waiting or 2 * live <= len(running):
+                running = [entry for entry in running if not entry.is_over]
             while waiting and len(running) < places:
                 numbers = waiting.pop(0)
                 ids = _padded([sources[number] for number in numbers], rows, span)
-                here = [one.replica for one in running]
-                replica = min(replicas, key=here.count)
+                busy = [entry.replica for entry in running]
+                replica = min(replicas, key=busy.count)
                 group = self._begins[replica](weights[replica].begin, tf.constant(ids))
                 running.append(_Running(replica, numbers, group))
-                over.append(False)
             if not running:
                 return
-            groups, done = self._sweep(
+            running.sort(key=lambda entry: entry.replica)
+            groups, ends = self._sweep(
                 [of_replica.extend for of_replica in weights],
-                [tuple(one.group for one in running if one.replica == r) for r in replicas],
+                [tuple(entry.group for entry in running if entry.replica == r) for r in replicas],
             )
-            order = [p for r in replicas for p, one in enumerate(running) if one.replica == r]
-            running, over = [running[p] for p in order], [over[p] for p in order]
-            running = [one._replace(group=new) for one, new in zip(running, groups, strict=True)]
             finished = 0
-            for place, ends in enumerate(done.numpy().tolist()):
-                if ends and not over[place]:
-                    over[place] = True
-                    _, numbers, group = running[place]
+            for entry, group, is_over in zip(running, groups, ends.numpy().tolist(), strict=True):
+                entry.group = group
+                if is_over and not entry.is_over:
+                    entry.is_over = True
                     ids, _ = search.finish(group.state)
-                    yield numbers, ids.numpy()
-                    finished += len(numbers)
+                    yield entry.numbers, ids.numpy()
+                    finished += len(entry.numbers)
             progress(finished)
 
     def _begin_group(
@@ -308,7 +305,7 @@ class Translator:
     def _read_weights(self) -> list[tuple[list[LayerThetas], list[LayerThetas]]]:
         """Read the weights; return, for each replica and cell, those for begin and extend."""
         weights = variables.read_variables(self._pipe.executor, self._pipe.by_path)
-        found = []
+        of_replicas = []
         for devices in self._devices:
             begins, extends = [], []
             for cell, device in zip(self._cells, devices, strict=True):
@@ -316,8 +313,8 @@ class Translator:
                     theta = tf.nest.map_structure(tf.identity, cell.part.read(weights))
                 begins.append({name: theta[name] for name in cell.part.begin_layers})
                 extends.append({name: theta[name] for name in cell.part.extend_layers})
-            found.append((begins, extends))
-        return found
+            of_replicas.append((begins, extends))
+        return of_replicas
 
 
 def _padded(sources: Sequence[Sequence[int]], rows: int, span: int) -> Ids:
@@ -344,8 +341,8 @@ def notes(cut: int) -> Iterator[str]:
 def _trimmed(row: Ids) -> list[int]:
     """Return ids up to </s> or padding."""
     ends = np.flatnonzero((row == END) | (row == PAD))
-    kept: list[int] = row[: ends[0] if len(ends) else None].tolist()
-    return kept
+    translation: list[int] = row[: ends[0] if len(ends) else None].tolist()
+    return translation
 
 
 class Decoder(Translator):

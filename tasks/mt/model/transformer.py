@@ -148,12 +148,6 @@ def set_languages(model_layers: Sequence[core.Layer.Params], names: Sequence[str
             params.set(languages=tuple(names), reads=reads)
 
 
-def languages(model_layers: Sequence[core.Layer.Params]) -> tuple[str, ...]:
-    """Return the languages that a `translation_transformer` counts separately."""
-    heads = (params for params in model_layers if isinstance(params, TranslationSoftmax.Params))
-    return next((tuple(params.languages) for params in heads), ())
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Encoder:
     """The encoder's layers, and the names that decoder layers attend to."""

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lingvo_gpipe import errors
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.tasks.mt.text import mixture
 
@@ -231,23 +229,19 @@ class BatchPlan:
     Threads may share it: where several replicas' mini-batches are read by one worker.
     """
 
-    def __init__(
-        self, units: Units, *, temperature: float, seed: int, epoch_examples: int | None = None
-    ) -> None:
+    def __init__(self, units: Units, *, temperature: float, seed: int) -> None:
         """Compute the shares and strata.
 
         Args:
             units: to draw from.
             temperature: T of the languages' shares.
             seed: seed of every order.
-            epoch_examples: number of examples that an epoch draws; None: as many as there are.
         """
         self.units = units
         self.shares = mixture.probabilities(units.sizes.tolist(), temperature)
         self._seed = seed
-        total = int(units.sizes.sum()) if epoch_examples is None else epoch_examples
         # How often an epoch draws an example of each language.
-        rates = total * self.shares / np.maximum(units.sizes, 1)
+        rates = units.sizes.sum() * self.shares / np.maximum(units.sizes, 1)
         keys = units.shape_of * len(units.sizes) + units.languages
         order = np.argsort(keys, kind="stable")
         cuts = np.flatnonzero(np.diff(keys[order])) + 1
@@ -257,10 +251,6 @@ class BatchPlan:
         self._stratum_keys = keys[firsts]
         counts = np.array([len(stratum) for stratum in self._strata])
         self._quotas = counts * rates[units.languages[firsts]]
-        if not self._quotas.sum() >= 1:
-            raise errors.InputError(
-                f"an epoch of {total} examples draws none. Set input.epoch_examples higher"
-            )
         self._lock = threading.Lock()
         self._before = np.zeros(1, np.int64)
         self._planned: dict[int, tuple[PlannedBatch, ...]] = {}  # the latest epochs
@@ -329,18 +319,3 @@ def once(units: Units) -> tuple[PlannedBatch, ...]:
             for start in range(0, len(of_shape), shape.rows)
         ]
     return tuple(planned)
-
-
-def fill(lengths: Array, units: Units, planned: Sequence[PlannedBatch]) -> float:
-    """Return the share of tokens that are not padding, over sources and targets.
-
-    Args:
-        lengths: [N, 2] of all examples of the split, with end tokens.
-        units: units of the plan.
-        planned: mini-batches.
-    """
-    sums = np.cumsum(lengths[units.members].sum(1))
-    of_units = np.diff(sums[units.ends - 1], prepend=0)
-    held = sum(int(of_units[batch.units].sum()) for batch in planned)
-    places = sum(2 * batch.shape.rows * batch.shape.length for batch in planned)
-    return held / places if places else 1.0

@@ -18,9 +18,6 @@ from lingvo_gpipe import errors
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = 2**64 - 1
-
 
 def probabilities(sizes: Sequence[int], temperature: float) -> Array:
     """Return the share of each language, float64, Σ = 1.
@@ -48,37 +45,13 @@ def probabilities(sizes: Sequence[int], temperature: float) -> Array:
     return weights / weights.sum()
 
 
-def apportion(total: int, shares: Array) -> Array:
-    """Return integers, int64, that sum to `total` and differ from total · shares by less than 1.
-
-    >>> apportion(10, np.array([0.55, 0.45])).tolist()
-    [6, 4]
-    """
-    quotas = total * np.asarray(shares, np.float64)
-    # The epsilon keeps integers that rounding made slightly smaller.
-    whole = np.floor(quotas + 1e-9).astype(np.int64)
-    rest = np.argsort(-(quotas - whole), kind="stable")[: max(0, total - int(whole.sum()))]
-    whole[rest] += 1
-    return whole
-
-
-def key(*numbers: int) -> int:
-    """Return 64 bits, each of which depends on all of `numbers`."""
-    state = 0
-    for number in numbers:
-        state = int(_mix(np.array([(state + number) & _MASK], np.uint64))[0])
-    return state
-
-
 def permutation(count: int, *numbers: int) -> Array:
-    """Return a permutation of 0 … count − 1, int64, that depends only on `numbers`.
+    """Return a permutation of 0 … count − 1 that depends only on `numbers`.
 
-    NumPy's generators may change between versions; a resumed run must not.
+    RandomState's numbers are the same in every version of NumPy: a resumed run needs them.
     """
-    start = np.uint64(key(*numbers))
-    with np.errstate(over="ignore"):
-        drawn = _mix(np.arange(count, dtype=np.uint64) + start)
-    return np.argsort(drawn, kind="stable")
+    key = [number % 2**32 for number in numbers]
+    return np.random.RandomState(key).permutation(count)
 
 
 def draws(count: int, first: int, last: int, *numbers: int) -> Array:
@@ -93,15 +66,3 @@ def draws(count: int, first: int, last: int, *numbers: int) -> Array:
         order = permutation(count, *numbers, passed)
         parts.append(order[max(0, first - passed * count) : last - passed * count])
     return np.concatenate(parts)
-
-
-def _mix(numbers: Array) -> Array:
-    """Return uint64 numbers in which each bit depends on every bit of the original.
-
-    Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators (SplitMix64).
-    """
-    with np.errstate(over="ignore"):
-        mixed = numbers + np.uint64(_GOLDEN)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        return mixed ^ (mixed >> np.uint64(31))

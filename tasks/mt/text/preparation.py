@@ -87,13 +87,6 @@ class Preparation(hyperparams.Configurable):
         if _is_prepared(target):
             self.check(prepared := records.Records(target))
             report(f"{target} is prepared already")
-            sizes = prepared.manifest["files"]
-            for path, size in self._file_sizes().items():
-                if sizes.get(path, 0) != size:
-                    report(
-                        f"warning: {path} has changed since {target} was prepared. Prepare into "
-                        "another folder, or remove this one"
-                    )
             return prepared
         self.check_text()  # before all text is read
         report(f"preparing {units.things(len(self._pairs), 'pair')} of languages")
@@ -181,18 +174,8 @@ class Preparation(hyperparams.Configurable):
             return bool(self.params.target_tokens)
         return len(self._targets) > 1
 
-    def _file_sizes(self) -> dict[str, int]:
-        """Return path → bytes of the text files that exist; records do not need them any more."""
-        sizes: dict[str, int] = {}
-        for each in self._corpora:
-            with contextlib.suppress(errors.InputError):
-                sizes |= {
-                    path: os.path.getsize(path) for path in filter(os.path.exists, each.files())
-                }
-        return sizes
-
     def _make(self, folder: Path, report: Callable[[str], None], num_threads: int) -> None:
-        files, trained = self._file_sizes(), self.params.train_split
+        trained = self.params.train_split
         with open(folder / records.FAULTS, "w", encoding="utf-8", errors="replace") as faults_file:
             counts, faults = self._read(folder, faults_file, report)
         training = {text: count for text, count in counts.items() if text.split == trained}
@@ -235,7 +218,6 @@ class Preparation(hyperparams.Configurable):
             },
             "splits": splits,
             "faults": faults,
-            "files": files,
         }
         (folder / records.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
@@ -251,11 +233,8 @@ class Preparation(hyperparams.Configurable):
                 name = f"{each.name}#{earlier + 1}" if earlier else each.name
                 faults = corpus.Faults(faults_file, each.params.strict)
                 for split in each.splits:
-                    self._report_unused(name, each, split, report)
                     rows: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
-                    found = each.sentence_pairs(
-                        split, self._pairs, faults, limits=split == self.params.train_split
-                    )
+                    found = each.sentence_pairs(split, self._pairs, faults)
                     for place, (pair, sentences) in enumerate(bar.over(found), 1):
                         rows[pair].append(sentences)
                         if place % _BLOCK == 0:
@@ -265,19 +244,6 @@ class Preparation(hyperparams.Configurable):
                 for kind, count in sorted(faults.counts.items()):
                     report(f"{name}: {units.things(count, 'pair')} {kind}, see {records.FAULTS}")
         return dict(counts), faults_of
-
-    def _report_unused(
-        self, name: str, each: Corpus, split: str, report: Callable[[str], None]
-    ) -> None:
-        """Report the languages of a split of which no text is used, though no pairs were named."""
-        pairs = each.pairs(split)
-        used = {name for pair in map(languages_of, self._pairs) if pair in pairs for name in pair}
-        left = sorted({name for pair in pairs for name in pair} - used)
-        if left and not self.params.pairs:
-            report(
-                f"warning: {name}: no text is used of {', '.join(left)} in split {split!r}, since "
-                f"split {self.params.train_split!r} has no such pair with English. Name their pairs"
-            )
 
     def _vocabulary(
         self, training: dict[PairText, int], report: Callable[[str], None]
@@ -352,7 +318,7 @@ def sampled(texts: dict[PairText, int], training: VocabularyTraining, seed: int)
             sizes[language] += texts[text]
     languages = sorted(sizes)
     shares = mixture.probabilities([sizes[name] for name in languages], training.temperature)
-    quotas = mixture.apportion(min(training.sentences, sum(sizes.values())), shares)
+    quotas = np.round(min(training.sentences, sum(sizes.values())) * shares)
     picks = {}
     for index, (name, quota) in enumerate(zip(languages, quotas, strict=True)):
         drawn = mixture.draws(sizes[name], 0, int(quota), seed, index)
@@ -373,41 +339,23 @@ def _is_prepared(target: Path) -> bool:
     """Return whether a folder holds records; if not, it is free to be made.
 
     Raises:
-        InputError: it holds something else, or cannot be read.
+        InputError: it holds something else.
     """
-    try:
-        if (target / records.MANIFEST).exists():
-            return True
-        used = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    except OSError as error:
-        raise errors.InputError(
-            f"{target} cannot be read: {error.strerror}. Use another folder"
-        ) from error
-    if used:
+    if (target / records.MANIFEST).exists():
+        return True
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise errors.InputError(f"{target} is in use, but holds no records. Use a new folder")
     return False
 
 
 @contextlib.contextmanager
 def _building(target: Path) -> Iterator[Path]:
-    """Yield an empty folder; it becomes `target` if the block succeeds, and is removed if not.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Yield an empty folder; it becomes `target` if the block succeeds, and is removed if not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            yield partial
-            partial.chmod(0o755)
-            partial.rename(target)  # also in place of an empty folder
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except BrokenPipeError:  # whoever read the lines has ended
-        raise
-    except OSError as error:
-        raise errors.InputError(
-            f"{target} cannot be prepared: {error.strerror} ({error.filename or target}). Free "
-            "disk space, or use another folder"
-        ) from error
+        yield partial
+        partial.chmod(0o755)
+        partial.rename(target)  # also in place of an empty folder
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -135,8 +135,10 @@ class Vocabulary:
             InputError: the vocabulary does not have it.
         """
         if language not in self.targets:
-            known = ", ".join(self.targets) or "none"
-            raise errors.InputError(f"vocabulary has no <2{language}>; its target tokens: {known}")
+            targets = ", ".join(self.targets) or "none"
+            raise errors.InputError(
+                f"vocabulary has no <2{language}>; its target tokens: {targets}"
+            )
         return int(self._processor.piece_to_id(f"<2{language}>"))
 
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -156,10 +158,10 @@ class Vocabulary:
         size = len(self)
         rows = []
         for row in ids:
-            kept = [int(number) for number in row]
-            if END in kept:
-                kept = kept[: kept.index(END)]
-            rows.append([number for number in kept if UNKNOWN < number < size])
+            numbers = [int(number) for number in row]
+            if END in numbers:
+                numbers = numbers[: numbers.index(END)]
+            rows.append([number for number in numbers if UNKNOWN < number < size])
         return self._processor.decode(rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -414,9 +414,6 @@ class Lettered(Points):
     def assets(self) -> dict[str, bytes]:
         return {"letters.txt": self.params.data_dir.encode()}
 
-    def constants(self) -> dict[str, float]:
-        return {"share": 0.25}
-
 
 def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -> None:
     params = one_layer_task(max_steps=2)
@@ -424,11 +421,6 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
     (tmp_path / "letters.txt").write_text("of a run that saved nothing")
     loop.run(params, tmp_path)
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
-    loop.run(params, tmp_path)
-    train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
-    train.Reload()
-    # Files of one second are read in the order of their names, which is not that of the runs.
-    assert sorted(event.step for event in train.Tensors("share")) == [0, 2]
     other = params.copy().set_path("input.data_dir", "xyz")
     for refused in (loop.run, loop.dry_run):
         with pytest.raises(errors.TrainingError) as caught:

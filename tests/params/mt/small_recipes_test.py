@@ -30,27 +30,17 @@ def parameters(name: str) -> int:
     return describe.counts(network.analyze(params.model, describe.fields_of(params))).parameters
 
 
-def closed_form(layers: int, hidden: int, heads: int, units: int, ids: int, tables: int) -> int:
-    """Return the parameters of T(L, H, A) with two final norms."""
-    channels = 64 * heads
-    attention = 4 * units * channels + 3 * channels + units
-    forward = 2 * units * hidden + hidden + units
-    encoder = attention + forward + 2 * 2 * units
-    decoder = 2 * attention + forward + 3 * 2 * units
-    return layers * (encoder + decoder) + tables * ids * units + ids + 2 * 2 * units
-
-
 @pytest.mark.parametrize(
-    ("name", "sizes"),
+    ("name", "count"),
     [
-        ("mt.django.Tiny", (2, 512, 2, 128, 4_000, 1)),
-        ("mt.multi30k.De", (3, 512, 4, 256, 8_000, 1)),
-        ("mt.many.ShallowWide", (3, 768, 4, 192, 8_000, 2)),
-        ("mt.many.DeepNarrow", (6, 384, 2, 192, 8_000, 2)),
+        ("mt.django.Tiny", 1_442_208),
+        ("mt.multi30k.De", 6_010_688),
+        ("mt.many.ShallowWide", 6_639_872),
+        ("mt.many.DeepNarrow", 6_648_512),
     ],
 )
-def test_parameters_are_the_closed_form_s(name: str, sizes: tuple[int, ...]) -> None:
-    assert parameters(name) == closed_form(*sizes)
+def test_parameters_are_those_of_the_closed_form(name: str, count: int) -> None:
+    assert parameters(name) == count
 
 
 def test_the_models_of_multi30k_differ_in_data_and_batches_alone() -> None:

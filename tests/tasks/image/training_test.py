@@ -134,18 +134,3 @@ def test_a_model_of_the_folders_classes_is_described_and_planned(
         f"InputError: image folder {tmp_path / 'none'}: {tmp_path / 'none'} cannot be read: No "
         "such file or directory. Give another --data_dir"
     )
-
-
-def test_a_run_that_met_too_many_continues_once_more_are_allowed(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    strict = task_of(folder, max_broken_share=0.0, shuffle=False)
-    strict.train.save_interval_steps = 1
-    (folder / "train" / "cat" / "1.png").write_bytes((folder / "train/cat/0.png").read_bytes())
-    # Mini-batches of 0 to 3, 4 to 7, 8 and on: the last image is the broken one that is left.
-    with pytest.raises(errors.InputError, match=r"input.max_broken_share=0 allows"):
-        loop.run(strict, tmp_path / "run")
-    lines: list[str] = []
-    done = loop.run(task_of(folder, shuffle=False), tmp_path / "run", report=lines.append)
-    assert done.step == 6
-    assert "restored step=2" in lines

@@ -100,21 +100,6 @@ def test_an_epoch_has_every_row_once(tmp_path: Path, dtype: Any) -> None:
     assert found == {tuple(ids[row : row + 5]) for row in range(0, 40, 4)}
 
 
-def test_memory_holds_the_ids_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.save(tmp_path / "train.npy", np.arange(43))
-    held: list[Any] = []
-    convert = tf.convert_to_tensor
-
-    def counted(value: Any, *args: Any, **named: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            held.append(value.shape)
-        return convert(value, *args, **named)
-
-    monkeypatch.setattr(tf, "convert_to_tensor", counted)
-    next(iter(source(tmp_path).batches(seed=0)))
-    assert held == [(41,)]
-
-
 def test_missing_ids_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", np.arange(40))
     with pytest.raises(errors.InputError, match="no split 'test'; there are train"):

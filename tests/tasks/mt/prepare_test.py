@@ -68,19 +68,12 @@ def test_flags_name_corpora_of_every_kind() -> None:
     [
         ([], "ParamsError: --output=FOLDER is missing"),
         (["--output=x"], "ParamsError: there is no corpus. Use --translate_folder"),
-        (["--output=x", "y"], "ParamsError: unknown flag y; --help"),
-        (["--outpt=x"], "ParamsError: unknown flag --outpt; nearest --output. --help lists"),
-        (
-            ["--output=x", "--threads=many"],
-            "ParamsError: argument --threads: invalid int value: 'many'",
-        ),
         (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
         (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
         (
             ["--output=x", "--translate_folder=/none"],
             "InputError: corpus folder /none holds no LANG",
         ),
-        ([f"--output={'x' * 300}", "--django"], "cannot be read: File name too long. Use another"),
         (
             ["--output=x", "--django", "--override=vocabulry.size=3"],
             "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
@@ -88,10 +81,6 @@ def test_flags_name_corpora_of_every_kind() -> None:
         (
             ["--output=x", "--tsv=en,de:train=a", "--tsv=en,de:../evil=a"],
             "InputError: tsv: split or language '../evil' cannot be part of a file name. Use",
-        ),
-        (
-            ["--output=x", "--tsv=en,d/e:train=a"],
-            "tsv: split or language 'd/e' cannot be part of a file name. Use",
         ),
         (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
     ],
@@ -104,10 +93,3 @@ def test_a_users_mistake_is_one_line(
     assert text in reported.err
     assert reported.err.count("\n") == 1
     assert not reported.out
-
-
-def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prepare.run(["--help"]) == 0
-    reported = capsys.readouterr().out
-    assert "--translate_folder" in reported
-    assert "--output" in reported

@@ -10,7 +10,7 @@ import abc
 import collections
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TextIO, TypeAlias
 
 from lingvo_gpipe import errors, hyperparams
@@ -34,14 +34,6 @@ class Corpus(hyperparams.Configurable, abc.ABC):
 
         strict: bool = hyperparams.field(
             False, "Ends the preparation at the first faulty text, which is dropped otherwise."
-        )
-        max_characters: int | None = hyperparams.field(
-            1000, "Training pairs with a longer sentence are dropped; None: no limit."
-        )
-        max_ratio: float | None = hyperparams.field(
-            None,
-            "Training pairs in which one sentence has more than this many times the characters of "
-            "the other are dropped; None: no limit.",
         )
 
     params: Params
@@ -71,7 +63,7 @@ class Corpus(hyperparams.Configurable, abc.ABC):
         """
 
     def sentence_pairs(
-        self, split: str, pairs: Collection[str], faults: Faults, *, limits: bool
+        self, split: str, pairs: Collection[str], faults: Faults
     ) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield the faultless sentences of a split: pair of languages, source and target.
 
@@ -79,7 +71,6 @@ class Corpus(hyperparams.Configurable, abc.ABC):
             split: one of `splits`.
             pairs: pairs such as `de:en`; it may lack some.
             faults: counts the others.
-            limits: whether the limits of length apply.
 
         Raises:
             InputError: the text cannot be read, or faults end the preparation.
@@ -91,16 +82,10 @@ class Corpus(hyperparams.Configurable, abc.ABC):
                 if sentences.keys() >= set(languages):
                     try:
                         source, target = (_decoded(sentences, name) for name in languages)
-                        if limits:
-                            _check_length(source, target, self.params)
                     except _TextFault as fault:
                         faults.record(fault.kind, where, str(fault))
                     else:
                         yield pair, (source, target)
-
-    def files(self) -> Iterable[str]:
-        """Return the paths of its text; nothing if it does not read the user's files."""
-        return ()
 
 
 class Faults:
@@ -159,19 +144,6 @@ def _decoded(sentences: Mapping[str, Sentence], language: str) -> str:
     if all(unicodedata.category(character) in _INVISIBLE_CATEGORIES for character in text):
         raise _TextFault("empty", f"{language}: sentence is empty")
     return text
-
-
-def _check_length(source: str, target: str, params: Corpus.Params) -> None:
-    """Refuse a pair of training beyond the limits of its corpus.
-
-    Raises:
-        _TextFault: a sentence is too long, or the lengths differ too much.
-    """
-    short, long = sorted((len(source), len(target)))
-    if params.max_characters is not None and long > params.max_characters:
-        raise _TextFault("long", f"{long} characters, over {params.max_characters}")
-    if params.max_ratio is not None and long > params.max_ratio * short:
-        raise _TextFault("ratio", f"{short} against {long} characters")
 
 
 def languages_of(pair: str) -> Languages:

@@ -8,19 +8,18 @@ is in `train`, in any language.
 from __future__ import annotations
 
 import functools
+import gettext
 import hashlib
 import importlib.util
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors
 from lingvo_gpipe.tasks.mt.text.corpora.corpus import Corpus, Example, Faults, Languages
 
 _ENGLISH = "en"
-_MAGIC = 0x950412DE
-_CONTEXT = "\x04"
-_PLURAL = "\x00"
+_CONTEXT = "\x04"  # ends the context before a message
 
 
 class Django(Corpus):
@@ -28,13 +27,6 @@ class Django(Corpus):
 
     class Params(Corpus.Params):
         """Fields of Django."""
-
-        valid_percent: int = hyperparams.field(
-            5, "Percentage of the English messages in split valid."
-        )
-        test_percent: int = hyperparams.field(
-            10, "Percentage of the English messages in split test."
-        )
 
     params: Params
 
@@ -64,21 +56,13 @@ class Django(Corpus):
                 for number, (message, translation) in enumerate(catalogue(path), 1):
                     # On one line: its line breaks are only layout.
                     pair = (" ".join(message.split()), " ".join(translation.split()))
-                    if pair in done or not pair[0] or self._split_of(pair[0]) != split:
+                    if pair in done or not pair[0] or _split_of(pair[0]) != split:
                         continue
                     done.add(pair)
                     if pair[0] == pair[1]:
                         faults.record("untranslated", f"{path}:{number}", "is not translated")
                         continue
                     yield f"{path}:{number}", {_ENGLISH: pair[0], language: pair[1]}
-
-    def _split_of(self, english: str) -> str:
-        """Return the split of an English sentence."""
-        percentile = _percentile(english)
-        if percentile < self.params.test_percent:
-            return "test"
-        held_out = self.params.test_percent + self.params.valid_percent
-        return "valid" if percentile < held_out else "train"
 
     @functools.cached_property
     def _files(self) -> Mapping[str, list[Path]]:
@@ -99,34 +83,31 @@ class Django(Corpus):
 
 @functools.cache
 def catalogue(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return (message, translation) of a compiled catalogue; of plural forms, the last.
+    """Return (message, translation) of a compiled catalogue, without messages of plural forms.
 
     Raises:
         InputError: the file is not a catalogue.
-
-    Source: GNU gettext manual, section "The Format of GNU MO Files".
     """
     try:
-        content = path.read_bytes()
-        order = "<" if content[:4] == struct.pack("<I", _MAGIC) else ">"
-        _, _, count, messages, translations = struct.unpack_from(f"{order}5I", content)
-
-        def texts(table: int) -> Iterator[str]:
-            for number in range(count):
-                length, start = struct.unpack_from(f"{order}2I", content, table + 8 * number)
-                yield content[start : start + length].decode().split(_PLURAL)[-1]
-
-        both = zip(texts(messages), texts(translations), strict=True)
-        named = [(message.rpartition(_CONTEXT)[2], translation) for message, translation in both]
+        with open(path, "rb") as file:
+            texts = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
     except (OSError, struct.error, UnicodeDecodeError) as error:
         raise errors.InputError(
             f"{path} is not a message catalogue: {error}. Install Django again"
         ) from error
-    return tuple(pair for pair in named if pair[0])  # an empty message is the catalogue's header
+    return tuple(
+        (message.rpartition(_CONTEXT)[2], text)
+        for message, text in texts.items()
+        if message and isinstance(message, str)  # an empty message is the catalogue's header
+    )
 
 
 @functools.cache
-def _percentile(english: str) -> int:
-    """Return 0 to 99 for an English sentence, computed from its letters and digits only."""
+def _split_of(english: str) -> str:
+    """Return the split of an English sentence: `test` of 10 %, `valid` of 5 %.
+
+    It depends on the letters and digits only.
+    """
     bare = "".join(letter for letter in english.casefold() if letter.isalnum())
-    return int.from_bytes(hashlib.sha256(bare.encode()).digest()[:8]) % 100
+    percentile = int.from_bytes(hashlib.sha256(bare.encode()).digest()[:8]) % 100
+    return "test" if percentile < 10 else "valid" if percentile < 15 else "train"

@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -76,11 +76,6 @@ class FileCorpus(Corpus):
         """Return the pairs of languages of a split, each in both directions."""
         groups = self._groups.get(split, ())
         return frozenset[Languages]().union(*(all_pairs(tuple(group)) for group in groups))
-
-    def files(self) -> Iterable[str]:
-        """Return the paths of its text; see `Corpus.files`."""
-        groups = itertools.chain.from_iterable(self._groups.values())
-        return [path for group in groups for path in group.values()]
 
     def examples(
         self, split: str, pairs: Collection[Languages], faults: Faults
@@ -210,10 +205,6 @@ class TSV(Corpus):
         """Return the pairs of languages of a split, each in both directions."""
         del split
         return all_pairs(self._named)
-
-    def files(self) -> Iterable[str]:
-        """Return the paths of its text; see `Corpus.files`."""
-        return [path for pattern in self.params.files.values() for path in _matches(pattern)]
 
     def examples(
         self, split: str, pairs: Collection[Languages], faults: Faults

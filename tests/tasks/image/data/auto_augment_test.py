@@ -260,35 +260,3 @@ def test_pairs_and_probabilities_are_drawn_as_the_table_says(
     )
     # About 50 degrees of freedom: 99.9 % of fair draws stay below 87.
     assert found < 87
-
-
-def test_random_operations_are_each_as_likely(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = sorted(auto_augment.OPERATIONS)
-    assert len(names) == 15
-    marks = {
-        name: (lambda given, _, n=n: given * 0 + tf.cast(n + 1, tf.uint8))
-        for n, name in enumerate(names)
-    }
-    monkeypatch.setattr(auto_augment, "OPERATIONS", marks)
-    draw = tf.function(
-        lambda k: auto_augment.rand_augment(tf.zeros([2, 2, 3], tf.uint8), k, 1, 10.0)
-    )
-    found = collections.Counter(int(draw(key(number))[0, 0, 0]) for number in range(1600))
-    # Cutout erases to grey.
-    assert set(found) == {*range(1, 16), 128}
-    # Chi-square over 15 degrees of freedom: 99.9 % stay below 38.
-    assert sum((count - 100) ** 2 / 100 for count in found.values()) < 38
-
-
-def test_directions_are_both_drawn() -> None:
-    given = np.zeros([9, 9, 3], np.uint8)
-    given[4, 4] = 255
-    shifted = tf.function(
-        lambda k: auto_augment._apply(
-            ["TranslateX"], tf.constant(0), tf.constant(given), tf.constant(0.02, tf.float64), k,
-            100.0,
-        )
-    )  # fmt: skip
-    places = collections.Counter(int(shifted(key(n)).numpy()[4, :, 0].argmax()) for n in range(100))
-    assert set(places) == {2, 6}
-    assert min(places.values()) > 30

@@ -105,18 +105,6 @@ def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
     assert sum(counts) == training.counts["replaced"] > 0
 
 
-def test_images_in_the_other_places_are_those_of_the_whole_folder(folder: pathlib.Path) -> None:
-    more = {"flip": True, "pad": 1, "batch_size": 9, "shuffle": False, "max_broken_share": 0.5}
-    before = drawn(folder_input(folder, **more).batches(7), 2)
-    spoil(folder, 3, 6)
-    after = drawn(folder_input(folder, **more).batches(7), 2)
-    for one, other in zip(before, after, strict=True):
-        same = (one["image"] == other["image"]).all((1, 2, 3))
-        assert same.tolist() == [n not in (3, 6) for n in range(9)]
-        # The one in the place is distorted as in its own.
-        np.testing.assert_array_equal(other["image"][3], other["image"][4])
-
-
 def test_broken_images_are_named_once(
     folder: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,19 +133,6 @@ def test_the_reason_is_reported(folder: pathlib.Path, caplog: pytest.LogCaptureF
     for index, (_, reason) in enumerate(REASONS):
         assert f"broken image {folder}/train/{TRAIN[index]}: {reason}" in caplog.text
     assert batches.counts["replaced"] == 4 + 4 + 2  # the third epoch has begun
-
-
-def test_a_file_that_is_gone_is_a_broken_image(
-    folder: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = folder_input(folder, shuffle=False)
-    assert source.num_examples("train") == 9
-    (folder / "train" / TRAIN[2]).unlink()
-    with caplog.at_level("WARNING"):
-        (batch,) = drawn(source.batches(1), 1)
-    assert which(batch["image"]) == [0, 1, 3, 3]
-    assert "cat/2.png: " in caplog.text
-    assert "No such file or directory" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -222,9 +197,3 @@ def test_an_evaluation_has_every_readable_image_once(
     assert {len(b["label"]) for b in found[:-1]} <= {batch_size}
     assert batches.counts == {"left_out": len(spoilt)}
     assert set(found[0]) == {"image", "label"}
-
-
-def test_too_many_broken_images_end_an_evaluation(folder: pathlib.Path) -> None:
-    spoil(folder, 1, 7)
-    with pytest.raises(errors.InputError, match="at least 2 of 9 images cannot be read"):
-        drawn(folder_input(folder).evaluation("train"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -93,14 +91,6 @@ def test_names_of_any_bytes_are_read(folder: pathlib.Path) -> None:
     assert count == source.num_examples("train")
 
 
-def test_the_home_folder_may_be_written_short(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(folder.parent))
-    short = folder_input(pathlib.Path("~") / folder.name)
-    assert short.num_examples("train") == folder_input(folder).num_examples("train")
-
-
 def test_the_names_of_the_classes_are_kept_with_a_run(folder: pathlib.Path) -> None:
     source = folder_input(folder)
     (content,) = source.assets().values()
@@ -109,19 +99,3 @@ def test_the_names_of_the_classes_are_kept_with_a_run(folder: pathlib.Path) -> N
     alone.recall(source.assets())
     assert alone.class_names == source.class_names
     assert alone.assets() == source.assets()
-
-
-@pytest.mark.skipif(
-    not SHARED,
-    reason="needs CIFAR-10 images, from the folder that LINGVO_GPIPE_SHARED names; it is not set",
-)
-def test_the_cifar10_folder_is_read(tmp_path: pathlib.Path) -> None:
-    unpack = pathlib.Path(SHARED, "data", "unpack.py")
-    subprocess.run([sys.executable, unpack, "images", "cifar10", tmp_path], check=True)
-    source = folder_input(tmp_path, height=32, width=32, batch_size=100, flip=True, pad=4)
-    assert len(source.class_names) == 10
-    labels = np.concatenate([b["label"] for b in source.evaluation("test", 100)])
-    assert np.bincount(labels).tolist() == [len(labels) // 10] * 10
-    drawn = [values(b) for b in itertools.islice(source.batches(1), 5)]
-    assert drawn[0]["image"].shape == (100, 32, 32, 3)
-    assert all(len(set(b["label"].tolist())) == 10 for b in drawn)

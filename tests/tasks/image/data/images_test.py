@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-import tempfile
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
-from lingvo_gpipe.tasks.image import TFDS, ImageFolder
+from lingvo_gpipe import errors, layers, optim, pipelining, task
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels, values
 
@@ -32,26 +30,6 @@ def make_one(tmp_path: pathlib.Path) -> pathlib.Path:
 def evaluated(folder: pathlib.Path, **more: Any) -> Any:
     (batch,) = drawn(folder_input(folder, resize=True, **more).evaluation("test"))
     return batch["image"]
-
-
-def test_reading_writes_no_temporary_file(
-    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AutoGraph writes one for each function that it converts; a kill would leave it there."""
-
-    class Own(ImageFolder):
-        """An input whose method is new to this process, so that no conversion of it is known."""
-
-        def load(self, split: str, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return super().load(split, index)
-
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    source = Own(folder_input(folder).params)
-    assert drawn(source.batches(1), 1)
-    assert drawn(source.evaluation("test"))
-    assert list(temporary.iterdir()) == []
 
 
 def test_pixels_are_normalised_by_channel(folder: pathlib.Path) -> None:
@@ -285,17 +263,10 @@ def test_another_number_of_classes_is_refused(
         ({"crops": 5, "resize": True}, "have no corners: set input.central, such as 0.875"),
         ({"saturation": (1.5, 0.5)}, r"input.saturation=\(1.5, 0.5\) is not possible. Use two"),
         ({"crop_area": (0.5, 1.5)}, r"input.crop_area=\(0.5, 1.5\) is not possible. Use two above"),
-        ({"crop_area": (0.0, 1.0)}, r"input.crop_area=\(0.0, 1.0\) is not possible. Use two above"),
         ({"crop_aspect": (0.0, 1.0)}, r"crop_aspect=\(0.0, 1.0\) is not possible. Use two above"),
         ({"std": (1.0, 0.0, 1.0)}, r"input.std=\(1.0, 0.0, 1.0\) is not possible. Use numbers"),
-        ({"saturation": (1.0, 1.0)}, r"input.saturation=\(1.0, 1.0\) is not possible. Use two"),
     ],
 )
 def test_wrong_params_are_refused(folder: pathlib.Path, more: dict[str, Any], text: str) -> None:
     with pytest.raises(errors.InputError, match=text):
         folder_input(folder, **more)
-
-
-def test_params_go_to_text_and_back() -> None:
-    params = TFDS.Params(batch_size=3, name="cifar10", height=3, width=3, mean=(0.5,))
-    assert hyperparams.from_text(params.to_text()) == params

@@ -96,12 +96,6 @@ def test_a_key_decides(more: dict[str, Any]) -> None:
     assert max(found.max() for found in once) <= 1.0
 
 
-def test_nothing_asked_for_is_nothing_done() -> None:
-    given = pixels(1, 8, 10)
-    (found,) = distorted(given, 1)
-    np.testing.assert_array_equal(found, given / np.float32(255))
-
-
 def test_each_distortion_draws_its_own() -> None:
     """The draws of one distortion do not depend on those of others."""
     given = pixels(1, 8, 10)
@@ -111,26 +105,3 @@ def test_each_distortion_draws_its_own() -> None:
     for alone, window, together in zip(flipped, padded, both, strict=True):
         is_flipped = not np.array_equal(alone, given / np.float32(255))
         np.testing.assert_array_equal(together, window[:, ::-1] if is_flipped else window)
-
-
-def test_cutout_is_zero_and_of_the_requested_size() -> None:
-    cut = tf.function(lambda k: preprocessing.cutout(tf.fill([9, 9, 3], 5.0), 4, k))
-    holes = [(cut(key(number)).numpy() == 0.0).all(-1) for number in range(200)]
-    assert max(hole.sum() for hole in holes) == 16
-    assert min(hole.sum() for hole in holes) == 4  # its centre in a corner
-    assert np.stack(holes).any(0).all()
-
-
-def test_draws_know_nothing_of_one_another() -> None:
-    given = pixels(1, 8, 10)
-    plain = given / np.float32(255)
-    wide = np.pad(plain, [(1, 1), (1, 1), (0, 0)])
-    windows = {
-        np.ascontiguousarray(wide[y : y + 8, x : x + 10][:, ::way]).tobytes(): (y, x, way)
-        for y in range(3)
-        for x in range(3)
-        for way in (1, -1)
-    }
-    met = {windows[found.tobytes()] for found in distorted(given, 300, pad=1, flip=True)}
-    # 300 keys miss one of 18 in one of three million times.
-    assert len(met) == 18

@@ -35,12 +35,11 @@ class Copier:
 
     step = 70
     max_length = MAX_LENGTH
-    vocabulary = vocabulary("en")
-    target_tokens = False
-    cut = 0
+    cut = 2
 
-    def __init__(self, *_: Any, **where: Any) -> None:
-        self.where = where
+    def __init__(self, *_: Any, targets: tuple[str, ...] = ("en",), **fields: Any) -> None:
+        self.vocabulary = vocabulary(*targets)
+        self.target_tokens = fields.get("target_tokens", False)
         self.asked: list[list[int]] = []
 
     def translate(
@@ -53,23 +52,9 @@ class Copier:
         return [list(ids[:-1]) for ids in sources]
 
 
-class English(Copier):
-    """Of several target languages."""
-
-    vocabulary = vocabulary("de", "en")
-    target_tokens = True
-
-
-class OneTarget(Copier):
-    """Of one target language, whose token begins every source."""
-
-    target_tokens = True
-
-
-class Cutter(Copier):
-    """Two of its translations reach their limit."""
-
-    cut = 2
+def english() -> Copier:
+    """Return a decoder of several target languages."""
+    return Copier(targets=("de", "en"), target_tokens=True)
 
 
 def translated(raw: bytes, model: Copier, **fields: Any) -> tuple[list[str], decode.LineCounts]:
@@ -143,25 +128,6 @@ def test_a_character_that_has_no_room_is_torn_and_no_byte_is_lost() -> None:
     assert model.vocabulary.decode([ids]) == [text]
 
 
-def test_lines_are_counted_while_their_block_is_translated() -> None:
-    raw = "\n".join(["bado", " ".join(toy_text.WORDS[:30]), "", "keli", "muna"]).encode()
-    counted: list[int] = []
-    lines = decode.LineTranslator(Copier(), Decode(), counted.append)
-    (found,) = lines.translate(io.BytesIO(raw))
-    assert sum(counted) == len(found) == 5
-    assert counted[:3] == [1, 1, 1]
-    assert min(counted) >= 0
-
-
-def test_a_model_that_takes_two_tokens_has_room_for_one() -> None:
-    class Short(English):
-        max_length = 2
-
-    model = Short()
-    translated(b"bado keli\n", model, target="en")
-    assert {len(ids) for ids in model.asked} == {3}
-
-
 def test_bad_bytes_are_replaced_and_counted() -> None:
     found, counts = translated(b"bado\nkeli \xff muna\n\xc3\n", Copier(), read_ahead=2)
     assert found[0] == "bado"
@@ -171,7 +137,7 @@ def test_bad_bytes_are_replaced_and_counted() -> None:
 
 
 def test_sources_begin_with_the_token_of_the_target() -> None:
-    model = English()
+    model = english()
     texts = ["bado", " ".join(toy_text.WORDS[:30])]
     found, _ = translated("\n".join(texts).encode(), model, target="en")
     assert found == texts  # without the target token
@@ -182,13 +148,13 @@ def test_sources_begin_with_the_token_of_the_target() -> None:
 
 def test_a_target_that_is_missing_or_unknown_is_refused() -> None:
     with pytest.raises(errors.ParamsError) as caught:
-        translated(b"", English())
+        translated(b"", english())
     assert str(caught.value) == (
         "decode.target is missing: the model translates to de, en. Try "
         "--params_override=decode.target=de"
     )
     with pytest.raises(errors.InputError, match=r"vocabulary has no <2fr>; its target tokens"):
-        translated(b"", English(), target="fr")
+        translated(b"", english(), target="fr")
     with pytest.raises(errors.ParamsError) as caught:
         translated(b"", Copier(), target="en")
     assert str(caught.value) == (
@@ -198,7 +164,7 @@ def test_a_target_that_is_missing_or_unknown_is_refused() -> None:
 
 
 def test_the_token_of_the_only_target_need_not_be_named() -> None:
-    model = OneTarget()
+    model = Copier(target_tokens=True)
     translated(b"bado\n", model)
     (source,) = model.asked
     assert source[0] == model.vocabulary.target_id("en")
@@ -232,6 +198,8 @@ def test_a_file_is_translated_into_a_file(tmp_path: Path) -> None:
     assert target.read_text().startswith("bado keli\n\nmu")
     assert target.read_bytes().count(b"\n") == 3
     assert lines == [
+        "2 translations reached their limit of tokens and end there: decode.search.max_length and "
+        "decode.search.max_extra set it",
         f"decode step=70 lines=3 empty=1 split=0 replaced=1 to {target}",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.de", "out.en"]
@@ -289,20 +257,6 @@ def test_the_standard_output_holds_translations_alone(
     assert out == b"bado\nkeli\n"
     assert b"decode step=70 lines=2 empty=0 split=0 replaced=0" in err
     assert not lines
-
-
-def test_translations_that_were_cut_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(translator, "Decoder", Cutter)
-    source, target = tmp_path / "in.de", tmp_path / "out.en"
-    source.write_bytes(b"bado\n")
-    lines: list[str] = []
-    decode.run(job(tmp_path, lines, input=str(source), output=str(target)))
-    assert lines[0] == (
-        "2 translations reached their limit of tokens and end there: decode.search.max_length and "
-        "decode.search.max_extra set it"
-    )
 
 
 def test_a_run_must_be_named() -> None:

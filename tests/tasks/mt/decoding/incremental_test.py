@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.run import inference
-from lingvo_gpipe.tasks.mt.decoding import incremental, search
+from lingvo_gpipe.tasks.mt.decoding import incremental
 from tests.tasks.mt.toy_model import (
     LENGTH,
     SOURCE,
@@ -90,16 +89,6 @@ def test_slices_compute_the_logits_of_the_whole_model() -> None:
         check(other, one, "float64")
 
 
-def test_weights_are_read_as_their_layers_read_them() -> None:
-    """A table's rows are looked up in float32; for products of bfloat16 it is cast."""
-    pipe = built_from(params(tie="all").set(dtype="mixed_bfloat16"))
-    theta = incremental.Incremental(pipe.analysis, LENGTH).read(pipe.by_path)
-    names = ("source_embedding", "target_embedding")
-    tables = [theta[name]["embedding"]["table"].dtype for name in names]
-    assert tables == [tf.float32, tf.float32]
-    assert theta["softmax"]["kernel"].dtype == tf.bfloat16
-
-
 @pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
 def test_a_cache_goes_with_its_hypotheses(dtype: str) -> None:
     """Hypotheses put into another order, one of them twice, as a beam does after each token."""
@@ -131,22 +120,3 @@ def test_a_layer_that_keeps_no_cache_is_refused() -> None:
     pipe.build(fields(TARGET) | {"weight": tf.ones(TARGET.shape)})
     with pytest.raises(errors.LayerError, match=r"more \(TransformerLayer\) cannot compute token"):
         incremental.Incremental(pipe.analysis, LENGTH)
-
-
-def test_a_served_model_in_slices_translates_as_the_whole_one() -> None:
-    """The network of an export has the logits of all slices on one device."""
-    settings: dict[str, Any] = {"tie": "softmax", "packed": True}
-    slices = {"vocabulary_slices": 4, "feed_forward_slices": (1, 9)}
-    whole = built_from(params(**settings))
-    sliced = in_slices(whole, params(**settings, **slices))
-    search_params = search.Search(beam=3, max_length=LENGTH)
-    tokens = tf.TensorSpec((1, 16), tf.int32)
-    found = []
-    for pipe in (whole, sliced):
-        served = inference.InferenceNetwork(pipe.params, {"source": tokens, "target": tokens})
-        for path, variable in served.by_path.items():
-            variable.assign(pipe.by_path[path])
-        model = incremental.Incremental(served.analysis, LENGTH)
-        found.append(search.translate(model, served.by_path, tf.constant(SOURCE), search_params))
-    np.testing.assert_array_equal(found[1][0], found[0][0])
-    np.testing.assert_allclose(found[1][1], found[0][1], rtol=1e-6)

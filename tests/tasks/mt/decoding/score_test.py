@@ -1,7 +1,8 @@
+"""`--mode=score`, and the sentences that evaluations show."""
+
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,27 +14,25 @@ import pytest
 import sacrebleu
 
 from lingvo_gpipe import errors, optim, pipelining, registry
-from lingvo_gpipe.run import loop
+from lingvo_gpipe.run import loop, tensorboard
 from lingvo_gpipe.task import Eval, Train, complete
 from lingvo_gpipe.tasks.mt import task
 from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40, "cs": 200}
-
-
-@functools.cache
-def prepared(folder: Path) -> Path:
-    text = toy_text.write_folder(folder / "text", SIZES)
-    toy_text.params(text).instantiate().run(folder / "out")
-    return folder / "out"
+PIPE: Any = object()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepared(tmp_path_factory.mktemp("score"))
+    made = tmp_path_factory.mktemp("score")
+    text = toy_text.write_folder(made / "text", SIZES)
+    toy_text.params(text).instantiate().run(made / "out")
+    return made / "out"
 
 
 def params(folder: Path, **fields: Any) -> Any:
@@ -167,24 +166,6 @@ def test_pairs_of_the_input_alone_are_scored(folder: Path) -> None:
     assert (part.pair, part.examples) == ("sw:en", 40)
 
 
-def test_a_separator_in_a_translation_stays_one_line(
-    folder: Path, tmp_path: Path, reversed_by: type[Reverser], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, _ = job(params(folder), tmp_path)
-    vocabulary = made.task.input.instantiate().vocabulary
-    newline = vocabulary.pieces.index("<0x0A>")
-    plain = reversed_by.translate
-
-    def broken(*given: Any) -> list[list[int]]:
-        return [[newline, *row] for row in plain(*given)]
-
-    monkeypatch.setattr(reversed_by, "translate", broken)
-    assert "\n" in vocabulary.decode([[newline, *vocabulary.encode(["ab do"])[0]]])[0]
-    score.run(made)
-    texts, _ = scores.read(tmp_path / "score", "test")
-    assert all(len(text.hypotheses) == 20 for text in texts)
-
-
 def test_nothing_is_written_without_a_run(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
@@ -250,3 +231,48 @@ def test_what_cannot_be_scored_is_refused_at_once(
         params(folder),
         tmp_path,
     )
+
+
+class Repeater:
+    """A translator that repeats its sources."""
+
+    asked: Sequence[Sequence[int]]
+
+    def __init__(self, pipe: Any, settings: Decode, *, max_length: int, controls: int) -> None:
+        assert (pipe, settings.num_shapes, controls) == (PIPE, 1, 1)
+        self.max_length = max_length
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], progress: Callable[[int], None]
+    ) -> list[list[int]]:
+        type(self).asked = sources
+        assert max(map(len, sources)) == self.max_length
+        progress(len(sources))
+        return [list(ids[:-1]) for ids in sources]
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 99])
+def test_as_many_sentences_of_each_pair_are_shown(
+    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translator, "Translator", Repeater)
+    source = params(folder).input.instantiate()
+    tables = score.ShownTranslations(PIPE, source, Decode(shown=count), "test")()
+    assert list(tables) == [f"translations/{pair}" for pair in source.pairs]
+    for pair in source.pairs:
+        sources, references = zip(*source.records.text("test", pair), strict=True)
+        places = [n * 20 // min(count, 20) for n in range(min(count, 20))]
+        repeated = source.vocabulary.decode(source.vocabulary.encode(list(sources)))
+        rows = [[sources[n], repeated[n], references[n]] for n in places]
+        wanted = tensorboard.markdown_table(["source", "translation", "reference"], rows)
+        assert tables[f"translations/{pair}"] == wanted
+    monkeypatch.setattr(score, "_MAX_SHOWN_PAIRS", 1)
+    score.ShownTranslations(PIPE, source, Decode(shown=3), "test")()
+    assert len(Repeater.asked) == 3
+
+
+@pytest.mark.parametrize(("split", "count"), [("test", 0), ("train", 3)])
+def test_nothing_is_shown_without_sentences_or_text(folder: Path, split: str, count: int) -> None:
+    given = params(folder)
+    given.decode.shown, given.eval.split = count, split
+    assert given.instantiate().texts(PIPE, given.input.instantiate()) is None

@@ -132,18 +132,6 @@ def test_groups_are_thirds_and_pairs_with_equally_many_are_in_one(
     assert [found[name] for name in names] == groups.split()
 
 
-def test_pairs_with_equally_many_have_no_group_but_all() -> None:
-    equal = [dataclasses.replace(text(pair), examples=29_000) for pair in ("de:en", "cs:en")]
-    found = scored(*equal)
-    assert [row.name for row in found.groups] == ["all"]
-    lines = scores.table(found).splitlines()
-    assert [line.split("  ")[0] for line in lines[1:4]] == ["all (2)", "cs:en", "de:en"]
-    rows = list(csv.DictReader(io.StringIO(scores.tsv(found, 1)), delimiter="\t"))
-    assert [(row["name"], row["kind"], row["group"]) for row in rows] == [
-        *(("all", "group", "all"), ("cs:en", "pair", "all"), ("de:en", "pair", "all")),
-    ]
-
-
 def test_differences_are_paired() -> None:
     made = text("de:en", share=0.4, count=30)
     worse = dataclasses.replace(made, hypotheses=[*made.hypotheses[:24], *6 * "a"])
@@ -223,22 +211,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     refused("de.en.source cannot be read: No such file", tmp_path / "score")
     path.unlink()
     refused("test.tsv cannot be read: .* Make it with --mode=score", tmp_path / "score")
-
-
-def test_lines_without_their_scores_are_not_taken_for_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = [text("de:en")]
-    report = scored(*texts)
-    scores.write(tmp_path / "score", "test", texts, report, 7)
-
-    def killed(_: scores.ScoreReport) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(scores, "table", killed)
-    with pytest.raises(KeyboardInterrupt):
-        scores.write(tmp_path / "score", "test", [text("de:en", seed=1)], report, 8)
-    refused("test.tsv cannot be read: No such file", tmp_path / "score")
 
 
 def refused(message: str, folder: Path) -> None:

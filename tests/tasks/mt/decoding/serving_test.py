@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -93,18 +92,6 @@ def test_texts_begin_with_the_language_that_they_go_to(
     np.testing.assert_array_equal(found, padded(wanted))
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be one of de, zh-Hans"):
         own.encode(tf.constant(["bado"]), tf.constant(["fr"]))
-
-
-def test_tensorflow_text_is_imported_only_for_an_export(
-    tokenizers: tuple[vocabulary.Vocabulary, serving.Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "tensorflow_text")
-    settings = search.Search(beam=2, max_length=4)
-    program = serving.program(tokenizers[0], settings, target_tokens=True)
-    assert "tensorflow_text" not in sys.modules
-    monkeypatch.setitem(sys.modules, "tensorflow_text", None)  # its import fails
-    (note,) = program.notes()
-    assert note.startswith("tensorflow-text is not installed: pip install ")
 
 
 def test_text_comes_with_the_language_where_there_are_several(

@@ -209,40 +209,6 @@ def test_replicas_translate_as_one(
     check_programs(model, pipe, min(2, len(cuts)))
 
 
-def test_a_beam_finds_what_the_model_scores_no_lower_than_greedy_search() -> None:
-    """On average over sentences; for a single one, a beam may miss what greedy search finds."""
-    pipe = cut(tie="all")
-    given = sources(32)
-    mean = {
-        beam: float(searched(pipe, given, search.Search(beam=beam, max_length=LENGTH))[2].mean())
-        for beam in (1, 4)
-    }
-    assert mean[4] > mean[1] + 0.01
-
-
-def test_a_beam_in_bfloat16_is_full_recomputation_except_for_rounding() -> None:
-    """Cells and the plain network agree, except where two hypotheses are nearly equal."""
-    pipe = cut(2, 4, 2, dtype="mixed_bfloat16", transparent="per_layer", packed=True)
-    params = Decode(
-        search=search.Search(beam=3, max_length=LENGTH, max_extra=3), batch=4, num_shapes=2
-    )
-    given = sources(14)
-    source, ids, scores = searched(pipe, given, params.search)
-    wanted = [translator._trimmed(row) for row in ids]
-    assert len({tuple(row) for row in wanted}) > 2
-    found = translator.Translator(pipe, params, max_length=10).translate(given)
-    assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 12
-
-    target = np.concatenate([np.full([14, 1], BEGIN, np.int32), ids[:, :-1]], 1)
-    logits = pipe(toy_model.fields(target, source), training=False)
-    log_p = np.take_along_axis(tf.nn.log_softmax(logits).numpy(), ids[..., np.newaxis], -1)
-    counts = (ids != 0).sum(1)
-    whole = (log_p[..., 0] * (ids != 0)).sum(1)
-    whole /= ((5 + counts) / 6) ** params.search.length_penalty
-    largest = float(tf.reduce_max(tf.abs(logits)))
-    np.testing.assert_allclose(scores, whole, rtol=0.0, atol=2.0**-5 * largest)
-
-
 def check_programs(model: Any, pipe: Any, num_cells: int) -> None:
     """A token is one pure call per group and cell involved, on the cell's device."""
     weights = model._read_weights()
@@ -336,11 +302,4 @@ def test_a_run_says_itself_whether_its_sources_begin_with_a_language(tmp_path: P
     assert not translator.Decoder(params, logdir=tmp_path).target_tokens
     (tmp_path / records.TARGET_TOKENS).unlink()
     with pytest.raises(errors.InputError, match="is/not/there holds no prepared text"):
-        translator.Decoder(params, logdir=tmp_path)
-
-
-def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    params, _, _ = run_of(tmp_path)
-    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
-    with pytest.raises(errors.CheckpointError, match=r"has no checkpoint. Train first"):
         translator.Decoder(params, logdir=tmp_path)

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining
-from lingvo_gpipe import layers as core
 from lingvo_gpipe.tasks.mt.model.decoder import DecoderLayer
 from lingvo_gpipe.tasks.mt.model.embedding import TokenEmbedding
 from lingvo_gpipe.tasks.mt.model.encoder import EncoderLayer, TransparentEncoderLayer
@@ -153,25 +152,6 @@ def test_a_decoder_layer_is_numpy_s(packed: bool, source: Array, target: Array) 
         )
         real = row != 0
         np.testing.assert_allclose(found[b][real], expected[real], rtol=1e-10, atol=1e-12)
-
-
-def test_masked_attention_to_a_memory_is_numpy_s() -> None:
-    x, memory = drawn(3, 4, UNITS, seed=4), drawn(3, 5, 7, seed=5)
-    mask = tf.constant(np.random.default_rng(6).random((3, 4, 5)) < 0.5) | tf.one_hot(
-        [[0, 1, 2, 4]] * 3, 5, True, False
-    )
-    params = core.MultiHeadAttention.Params(
-        units=UNITS, heads=HEADS, head_dim=HEAD_DIM, cross=True, reads=("x", "memory", "mask")
-    )
-    made = make(params, x, memory, mask)
-    weights = {f"a/{path}": value for path, value in made.weights.items()}
-    found = made.run(x, memory, mask)
-    for b in range(3):
-        allowed = mask[b].numpy()
-        expected = np_attention(
-            weights, "a", x[b].numpy(), memory[b].numpy(), lambda t, s, m=allowed: m[t, s]
-        )
-        np.testing.assert_allclose(found[b], expected, rtol=1e-10, atol=1e-12)
 
 
 def test_an_embedding_is_its_table_and_the_positions() -> None:
@@ -373,11 +353,6 @@ def test_loss_and_gradients_do_not_see_padding() -> None:
             EncoderLayer.Params(name="e", **BLOCK),
             (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 5))),
             r"e \(EncoderLayer\): expected ids or sentence numbers, got float32. Set its field r",
-        ),
-        (
-            DecoderLayer.Params(name="d", **BLOCK, reads=("x", "memory", "target")),
-            (tf.TensorSpec((3, 5, 6)), tf.TensorSpec((3, 4, 6)), tf.TensorSpec((3, 5), tf.int32)),
-            r"d \(DecoderLayer\): reads 3 names .* expected \(x, memory, target, source\)",
         ),
         (
             TranslationSoftmax.Params(name="s", vocabulary=7, logit_clip=0.0),

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given
-from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_gpipe import errors
@@ -57,12 +50,6 @@ def test_no_text_returns_a_reserved_id(made: vocabulary.Vocabulary, text: str) -
     assert made.decode([ids]) == [text]
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_no_text_at_all_returns_a_reserved_id(made: vocabulary.Vocabulary, text: str) -> None:
-    (ids,) = made.encode([text])
-    assert all(number > 5 for number in ids)
-
-
 def test_characters_that_were_not_seen_are_bytes(made: vocabulary.Vocabulary) -> None:
     texts = ["Ж", "語", "😀", "ba\u00e9"]
     assert made.decode(made.encode(texts)) == texts
@@ -92,28 +79,6 @@ def test_the_same_text_trains_the_same_vocabulary_bit_for_bit(made: vocabulary.V
     assert again.hash == made.hash
 
 
-_ELSEWHERE = """
-import hashlib, json, sys
-from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining, train
-texts, size, targets = json.load(sys.stdin)
-made = train(texts, VocabularyTraining(size=size), targets)
-print(hashlib.sha256(made.proto).hexdigest())
-"""
-
-
-def test_another_process_trains_the_same_vocabulary(made: vocabulary.Vocabulary) -> None:
-    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    reported = subprocess.run(
-        [sys.executable, "-c", _ELSEWHERE],
-        input=json.dumps([TEXTS, SIZE, ["de", "zh-Hans"]]),
-        env={**os.environ, **env},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert reported.stdout.split() == [hashlib.sha256(made.proto).hexdigest()]
-
-
 def test_tokens_do_not_depend_on_threads(made: vocabulary.Vocabulary) -> None:
     one = made.encode(TEXTS, num_threads=1)
     assert made.encode(TEXTS, num_threads=4) == one
@@ -128,9 +93,6 @@ def changed(made: vocabulary.Vocabulary, what: str) -> str:
             proto.pieces[-1].piece += "x"
         case "score":
             proto.pieces[-1].score -= 1e-3
-        case "order":
-            proto.pieces[-1].CopyFrom(proto.pieces[-2])
-            proto.pieces[-2].CopyFrom(PROTOS.ModelProto.FromString(made.proto).pieces[-1])
         case "normaliser":
             proto.normalizer_spec.precompiled_charsmap = b""
         case "spaces":
@@ -143,17 +105,9 @@ def changed(made: vocabulary.Vocabulary, what: str) -> str:
     return vocabulary.Vocabulary(proto.SerializeToString()).hash
 
 
-@pytest.mark.parametrize("what", ["piece", "score", "order", "normaliser", "spaces", "suffix"])
+@pytest.mark.parametrize("what", ["piece", "score", "normaliser", "spaces", "suffix", "training"])
 def test_the_hash_sees_what_changes_ids(made: vocabulary.Vocabulary, what: str) -> None:
-    assert changed(made, what) != made.hash
-
-
-def test_the_hash_sees_no_settings_of_training(made: vocabulary.Vocabulary) -> None:
-    assert changed(made, "training") == made.hash
-
-
-def test_poor_text_returns_fewer_pieces() -> None:
-    assert 262 < len(trained("de", size=64_000)) < 2_000
+    assert (changed(made, what) != made.hash) == (what != "training")
 
 
 def test_a_vocabulary_survives_pickling_and_disk(
@@ -198,9 +152,3 @@ def test_sizes_that_cannot_be_are_refused() -> None:
     assert "\n" not in str(e.value)
     with pytest.raises(errors.InputError, match=r"can be trained: .*nfkcc"):
         trained(normalization="nfkcc")
-
-
-def test_a_piece_that_is_not_utf8_is_refused(made: vocabulary.Vocabulary) -> None:
-    proto = made.proto.replace(b"<2de>", b"<2d\xff>")
-    with pytest.raises(errors.InputError, match=r"^vocabulary is not a SentencePiece model"):
-        vocabulary.Vocabulary(proto)

@@ -75,50 +75,12 @@ def test_validation_is_valid() -> None:
     assert made.splits == ("train", "valid", "test")
 
 
-def test_a_file_that_is_torn_ends_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "train.tfrecord"
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for number in range(9):
-            writer.write(f"sentence number {number}: tail".encode()[:20])
-    path.write_bytes(path.read_bytes()[:200])
-    made = params_of("a/b").instantiate()
-    both = tf.data.TFRecordDataset(str(path)).map(lambda line: {"de": line, "en": line})
-    made.__dict__["_builder"] = SimpleNamespace(as_dataset=lambda **_: both)
-    made.__dict__.update(_languages=("de", "en"), _nested=None)
-    with pytest.raises(errors.InputError) as caught:
-        list(made.examples("train", [("de", "en")], None))
-    text = str(caught.value)
-    assert text.startswith("TFDS dataset 'a/b': split 'train' cannot be read after example 4: ")
-    assert "truncated record at 180" in text
-    assert "\n" not in text
-
-
 def test_a_translate_folder_is_read_as_tfds_reads_it(tmp_path: Path) -> None:
     text = toy_text.write_folder(tmp_path, {"de": 30}) / "de"
     theirs = tfds.TranslateFolder(str(text)).as_dataset(split="train").as_numpy_iterator()
     ours = read(text_files.TranslateFolder.Params(folder=str(text)))
     assert [(pair["de"].decode(), pair["en"].decode()) for pair in theirs] == ours
     assert len(ours) == 30
-
-
-@pytest.mark.parametrize(
-    ("name", "languages"),
-    [
-        ("wmt14_translate/de-en", ("de", "en")),
-        ("ted_hrlr_translate/az_to_en", ("az", "en")),
-        ("para_crawl/enbg", ("bg", "en")),
-        ("opus/medical", ("de", "en")),
-    ],
-)
-def test_translations_are_read_by_name(name: str, languages: tuple[str, str]) -> None:
-    with tfds.testing.mock_data(num_examples=4):
-        params = params_of(name)
-        assert params.instantiate().pairs("train") == {languages, languages[::-1]}
-        found, counts, _ = read_all(params, ":".join(languages))
-        back = read(params, ":".join(languages[::-1]))
-    assert len(found) + sum(counts.values()) >= 4
-    assert found
-    assert back == [sentences[::-1] for _, sentences in found]
 
 
 def nested(*examples: dict[str, str]) -> Any:
@@ -162,16 +124,3 @@ def test_what_is_no_translation_dataset_is_refused() -> None:
     refused("is not prepared in .*Allow its download", params_of("mnist", download=False))
     with tfds.testing.mock_data(num_examples=1):
         refused("'mnist' is not a translation dataset: its features are", params_of("mnist"))
-
-
-def test_a_name_that_tfds_does_not_have_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [f"--output={tmp_path / 'records'}", "--tfds=wmt14_translat/de-en"]
-    assert prepare.run(flags) == 1
-    reported = capsys.readouterr().err
-    assert reported.startswith(
-        "InputError: TFDS has no dataset 'wmt14_translat/de-en'; nearest wmt14"
-    )
-    assert reported.count("\n") == 1
-    assert not (tmp_path / "records").exists()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lingvo_gpipe import schedule as schedule
     from lingvo_gpipe import task as task
     from lingvo_gpipe.execution.placement import prepare_logical_cpus as prepare_logical_cpus
+    from lingvo_gpipe.fitting import PipelinedModel as PipelinedModel
     from lingvo_gpipe.pipelining import PipeliningLayer as PipeliningLayer
     from lingvo_gpipe.pipelining import Result as Result
 
@@ -38,6 +39,7 @@ _MODULES = (
     "task",
 )
 _MODULE_OF = {
+    "PipelinedModel": "fitting",
     "PipeliningLayer": "pipelining",
     "Result": "pipelining",
     "prepare_logical_cpus": "execution.placement",

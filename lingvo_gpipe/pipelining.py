@@ -21,7 +21,9 @@ from lingvo_gpipe.execution import (
     nonfinite,
     outer_function,
     placement,
-    variables,
+)
+from lingvo_gpipe.execution import (
+    variables as pipeline_variables,
 )
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.graphs import fields as fields_of
@@ -90,18 +92,24 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             name: outer_function.OuterFunction(run)
             for name, run in {
                 "train": lambda inputs: self._built.train(inputs),
+                "train with outputs": lambda inputs: self._built.train(inputs, outputs=True),
                 "evaluate": lambda inputs: self._built.evaluate(inputs, outputs=False),
                 "evaluate with outputs": lambda inputs: self._built.evaluate(inputs, outputs=True),
             }.items()
         }
-        self._variables: variables.PipelineVariables | None = None  # for tf.Module to see
+        self._variables: pipeline_variables.PipelineVariables | None = None  # for tf.Module to see
         self._runner: mini_batch.MiniBatchRunner | None = None
 
-    def build(self, fields: Mapping[str, Nest | SpecNest]) -> None:
+    def build(
+        self,
+        fields: Mapping[str, Nest | SpecNest],
+        variables: Mapping[str, packing.Variable] | None = None,
+    ) -> None:
         """Create the variables, each on the device of its cell.
 
         Args:
             fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+            variables: path → variable of another pipeline, which this one shares.
 
         Raises:
             UserError: the network does not fit the fields or the devices.
@@ -133,7 +141,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 for r in range(num_replicas)
             ],
         )
-        self._variables = variables.PipelineVariables(executor)
+        self._variables = pipeline_variables.PipelineVariables(executor, variables)
         self._runner = mini_batch.MiniBatchRunner(executor, self._variables)
 
     @property
@@ -201,6 +209,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         first_micro_batch: int | tf.Tensor = 0,
         accumulators: Mapping[str, tf.Tensor] | None = None,
         loss_scale: tf.Tensor | None = None,
+        outputs: bool = False,
     ) -> Result:
         """Run a mini-batch by the schedule: losses, gradients, metrics.
 
@@ -215,6 +224,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             first_micro_batch: number of this mini-batch's first micro-batch in the update.
             accumulators: path → what gradients are added to.
             loss_scale: factor on the gradients, against underflow in float16.
+            outputs: returns the network's outputs, too.
         """
         inputs = mini_batch.MiniBatchInputs(
             fields=self._fields(batch, training=True),
@@ -224,7 +234,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             accumulators=None if accumulators is None else dict(accumulators),
             loss_scale=None if loss_scale is None else tf.convert_to_tensor(loss_scale),
         )
-        return self._run("train", _checked(inputs, self.analysis, self.weights))
+        name = "train with outputs" if outputs else "train"
+        return self._run(name, _checked(inputs, self.analysis, self.weights))
 
     @_without_autograph
     def evaluate(
@@ -278,7 +289,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """
         (fields,) = self._fields(self._by_field(inputs))  # builds the pipeline
         (fields,) = self._built.checked(fields)
-        weights = {**variables.flatten(theta), **variables.flatten(ctx.state)}
+        weights = {**pipeline_variables.flatten(theta), **pipeline_variables.flatten(ctx.state)}
         outputs, collected = self._built.under_tape(fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
         if again:
@@ -413,7 +424,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         except tf.errors.OpError as error:
             if tf.inside_function():
                 raise
-            raise self._built.explain(inputs, error, training=name == "train") from error
+            raise self._built.explain(inputs, error, training=name.startswith("train")) from error
         return Result(**result._asdict(), num_micro_batches=count)
 
 

@@ -31,7 +31,7 @@ ROWS = (
         "network, data, training and callbacks as one tree of Params; names of models",
     ),
     ("plan", "what a step will need"),
-    ("run", "training, evaluation, checkpoints, export"),
+    ("fitting run", "`fit` of a Keras model; the trainer's runs: training, checkpoints, export"),
     ("trainer+modes+recipes+repeat", "command lines"),
 )
 # Tasks and recipes build models: they neither run the loop nor read flags.

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -239,14 +240,27 @@ def run_block(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixtu
     return Runs(capsys, caplog)
 
 
-def test_the_readme_example_runs(tmp_path: Path, run_block: Runs) -> None:
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras, while it saves
+def test_the_readme_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = fenced("README.md", "python")
     path = tmp_path / "example.py"
     path.write_text(block)
-    _, variables = run_block(path)
-    assert variables["gradients"].keys() == variables["pipe"].weights.keys()
-    assert all(g is not None for g in variables["gradients"].values())
-    assert float(variables["result"].loss) > 0
+    monkeypatch.chdir(tmp_path)
+    model = runpy.run_path(str(path))["model"]
+    saved = keras.models.load_model(tmp_path / "trained.keras")
+    for one, other in zip(saved.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_a_keras_model_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_block: Runs
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, _ = run_block(own_files(tmp_path, "docs/from_keras.md")["keras_fit.py"])
+    accuracy = re.fullmatch(r"accuracy (0\.\d+)\n", out)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.8
 
 
 def test_own_loop_learns(tmp_path: Path, run_block: Runs) -> None:
@@ -341,7 +355,8 @@ def test_a_keras_model_learns_in_a_loop(tmp_path: Path, run_block: Runs) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted_modes"), [("README.md", ["describe", "plan"]), ("docs/imagenet.md", ["plan"])]
+    ("name", "wanted_modes"),
+    [("docs/trainer.md", ["describe", "plan"]), ("docs/imagenet.md", ["plan"])],
 )
 def test_documents_show_what_describe_and_plan_print(
     name: str, wanted_modes: list[str], capsys: pytest.CaptureFixture[str]

@@ -13,8 +13,10 @@ from lingvo_gpipe.schedule import simulate
 from tests.support.documents import NAMES, ROOT, read
 
 
-def test_the_refused_table_of_the_readme_is_refused_so() -> None:
-    shown = re.search(r"^    ScheduleError: (.+)\n((?:        .+\n)+)", read("README.md"), re.M)
+def test_the_table_that_is_shown_as_refused_is_refused() -> None:
+    shown = re.search(
+        r"^    ScheduleError: (.+)\n((?:        .+\n)+)", read("docs/schedules.md"), re.M
+    )
     assert shown is not None
     lines = [line.strip() for line in shown[0].strip().splitlines()]
     with pytest.raises(errors.ScheduleError) as caught:
@@ -25,8 +27,10 @@ def test_the_refused_table_of_the_readme_is_refused_so() -> None:
 
 
 def test_tables_shown_are_legal() -> None:
-    for name in ("README.md", "docs/architecture.md"):
-        found = re.findall(r"^    (0F0.*)\n    (,1F0.*)$", read(name), flags=re.MULTILINE)
+    for name in ("docs/schedules.md", "docs/architecture.md"):
+        found = re.findall(
+            r"^    (0F0.*)\n    (,1F0.*)$", read(name).split("\n## `")[0], flags=re.MULTILINE
+        )
         assert found, name
         for rows in found:
             assert schedule.make("\n".join(rows), 2, 2).num_cells == 2

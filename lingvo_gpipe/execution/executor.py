@@ -293,8 +293,11 @@ class PassRun:
         for number, (device, slot) in enumerate(order):
             with self.call(device, slot) as call:
                 call.train()
-            if number == last[slot.micro_batch]:  # nothing reads its values: eager ones need memory
-                self.values.pop(slot.micro_batch, None)
+            if number == last[slot.micro_batch]:  # no cell reads its values: eager ones need memory
+                values = self.values.pop(slot.micro_batch, {})
+                leaving = self.network_pass.mode.leaving & values.keys()
+                if leaving:
+                    self.values[slot.micro_batch] = {v: values[v] for v in leaving}
                 self.value_gradients.pop(slot.micro_batch, None)
 
     def start_accumulators(self) -> None:

@@ -30,6 +30,10 @@ _NAMES = re.compile(
 )
 _ALLOCATION = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
 _FIRST_ROOT = re.compile(r"\d+ root error\(s\) found\.\s*\(0\) *[A-Z_]+: (.*?)\(1\) ", re.DOTALL)
+# What a function of Python that an operation called has raised: its class and its words.
+_PYTHON = re.compile(
+    r"^(?:\{\{[^}]*\}\} ?)*([\w.]+: .*?)\s*\nTraceback \(most recent call last\)", re.S | re.M
+)
 _TRACEBACK = re.compile(r"Graph execution error|Detected at node|Stack trace for op|File \"")
 
 
@@ -169,6 +173,9 @@ def _owners(names: Sequence[str], message: str) -> list[tuple[str, str]]:
 
 def cause(error: tf.errors.OpError) -> str:
     """Return TensorFlow's message on one line, without traceback, graph and function names."""
+    raised = _PYTHON.search(error.message)
+    if raised is not None:
+        return " ".join(raised[1].split())
     paragraphs = [
         paragraph.strip()
         for paragraph in re.split(r"\n\s*\n", error.message)

@@ -109,17 +109,21 @@ class MiniBatchRunner:
             )
         return parts
 
-    def train(self, inputs: MiniBatchInputs) -> MiniBatchResult:
+    def train(self, inputs: MiniBatchInputs, *, outputs: bool = False) -> MiniBatchResult:
         """Run the table of training: losses inside, gradients of all weights.
+
+        Args:
+            inputs: the mini-batch.
+            outputs: whether to return the network's outputs, too.
 
         Raises:
             LayerError: the network has no loss.
             ScheduleError: the table has no backward slots.
         """
-        outputs = self.executor.train(self._training(inputs))
-        return self._result(outputs, inputs.loss_weights)
+        pass_outputs = self.executor.train(self._training(inputs, outputs=outputs))
+        return self._result(pass_outputs, inputs.loss_weights)
 
-    def _training(self, inputs: MiniBatchInputs) -> list[Share]:
+    def _training(self, inputs: MiniBatchInputs, *, outputs: bool = False) -> list[Share]:
         """Return what each replica computes in training; see `train`."""
         if not self._analysis.losses:
             raise errors.LayerError(
@@ -146,7 +150,9 @@ class MiniBatchRunner:
             loss_factors=loss_factors,
             accumulators=inputs.accumulators,
         )
-        return self._shares(pass_inputs, self._analysis.training_pass)
+        return self._shares(
+            pass_inputs, functools.partial(self._analysis.training_pass, outputs=outputs)
+        )
 
     def _shares(self, inputs: PassInputs, pass_of: Callable[[int], network.Pass]) -> list[Share]:
         """Return what each replica computes; those without micro-batches are left out.

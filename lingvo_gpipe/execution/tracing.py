@@ -8,6 +8,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.graphs import purity
 
 Traced: TypeAlias = "tf.types.experimental.ConcreteFunction"
 
@@ -52,12 +53,7 @@ def _check_pure(graph: tf.Graph, cell: int) -> None:
     Raises:
         LayerError: naming the operation; its name begins with that of its layer.
     """
-    impure = [
-        op
-        for op in graph.get_operations()
-        if op.op_def.is_stateful
-        or (op.type == "Placeholder" and op.outputs[0].dtype == tf.resource)
-    ]
+    impure = [op for op in graph.get_operations() if not purity.is_pure(op)]
     if impure:
         worst = next((op for op in impure if op.type != "Placeholder"), impure[0])
         raise errors.LayerError(

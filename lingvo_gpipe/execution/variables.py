@@ -21,13 +21,21 @@ class PipelineVariables(tf.Module):
         by_path: path → variable: weights, frozen weights and statistics.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        """Create the variables, with their initial values."""
+    def __init__(
+        self, executor: Executor, existing: Mapping[str, packing.Variable] | None = None
+    ) -> None:
+        """Create the variables, with their initial values.
+
+        Args:
+            executor: knows cells and devices.
+            existing: path → variable that is used as it is, where it lies.
+        """
         super().__init__()
         analysis = executor.analysis
         self._specs = analysis.variables
         self._device_of = executor.device_of
-        self.by_path: dict[str, packing.Variable] = packing.create(
+        existing = existing or {}
+        created = packing.create(
             {
                 path: packing.Wanted(
                     spec.shape,
@@ -44,8 +52,13 @@ class PipelineVariables(tf.Module):
                     name=path.replace("/", "."),
                 )
                 for path, spec in analysis.variables.items()
+                if path not in existing
             }
         )
+        self.by_path: dict[str, packing.Variable] = {
+            path: existing[path] if path in existing else created[path]
+            for path in analysis.variables
+        }
 
     def where(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, packing.Variable]:
         """Return path → variable, for those whose spec meets a condition."""

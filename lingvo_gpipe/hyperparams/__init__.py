@@ -14,11 +14,13 @@ from lingvo_gpipe.hyperparams.params import (
     required,
 )
 from lingvo_gpipe.hyperparams.references import register_package, registered_packages
+from lingvo_gpipe.hyperparams.types import Opaque
 
 __all__ = [
     "REQUIRED",
     "Configurable",
     "Field",
+    "Opaque",
     "Params",
     "field",
     "from_text",

@@ -69,6 +69,8 @@ def format_value(value: Value) -> str:
     >>> format_value({"a": (1,), "b": [-0.5, kinds.Node]})
     "{'a': (1,), 'b': [-0.5, lingvo_gpipe.hyperparams.types.Node]}"
     """
+    if isinstance(value, kinds.Opaque):
+        return format_value(value.plain())
     if isinstance(value, enum.Enum):
         return f"{references.text_name(type(value))}.{value.name}"
     if isinstance(value, list):

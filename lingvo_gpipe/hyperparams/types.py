@@ -52,6 +52,18 @@ class Node:
         """Return a deep copy."""
 
 
+class Opaque:
+    """An object of this process that Params hold as it is; a text has its plain value instead."""
+
+    def plain(self) -> Value:
+        """Return the value that a text has in its place.
+
+        Raises:
+            UserError: there is none.
+        """
+        raise errors.ParamsError(f"{self!r} belongs to this process, and no text can hold it")
+
+
 class Mismatch(Exception):  # noqa: N818 (never leaves this package: it becomes a ParamsError)
     """A value does not fit a type; `path` leads to the part of it that does not."""
 
@@ -118,6 +130,8 @@ def holds_params(value: Value) -> bool:
 
 def same(one: Value, other: Value) -> bool:
     """Compare by value and type; nan equals nan, and 0.0 is not -0.0, as in texts."""
+    if isinstance(one, Opaque) != isinstance(other, Opaque):  # one of them was read from a text
+        one, other = (each.plain() if isinstance(each, Opaque) else each for each in (one, other))
     # One of two equal lists or dicts may be read-only and the other not.
     contained = isinstance(one, list | dict) and isinstance(other, container(one))
     if not contained and type(one) is not type(other):
@@ -282,7 +296,7 @@ def _fits(value: Value, origin: Kind, args: tuple[Any, ...]) -> bool:
         return isinstance(value, type) and (not bases or issubclass(value, bases))
     if origin in (None, types.NoneType, bool):
         return isinstance(value, origin or types.NoneType)
-    named = isinstance(origin, type) and issubclass(origin, enum.Enum | Node)
+    named = isinstance(origin, type) and issubclass(origin, enum.Enum | Node | Opaque)
     if not named and not references.is_dtype(origin):
         raise errors.ParamsError(f"the type {describe(origin)} of a field is not supported")
     return isinstance(value, origin)

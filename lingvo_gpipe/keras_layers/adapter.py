@@ -13,7 +13,7 @@ reason (`function`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,8 +22,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.keras_layers import trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
+from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.keras_layers.trace import READ
-from lingvo_gpipe.keras_layers.weights import keep
 from lingvo_gpipe.layers import base, normalization
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta, ValueRange
 from lingvo_gpipe.layers.context import Context
@@ -40,24 +40,26 @@ class KerasLayer(Layer):
     """
 
     class Params(Layer.Params):
-        config: dict[str, Any] = hyperparams.required(
-            "The Keras layer or operation (keras_layers.config.to_config)."
+        config: dict[str, Any] | Live = hyperparams.required(
+            "The Keras layer or operation itself, or what makes it again "
+            "(keras_layers.config.to_config)."
         )
         args: list[Any] = hyperparams.field(
             [{READ: "x"}], "Arguments of the call; {'read': NAME} is the value of a name it reads."
         )
         kwargs: dict[str, Any] = hyperparams.field({}, "Keyword arguments of the call, likewise.")
-        floating: tuple[str, ...] = hyperparams.field(
-            (), "Names that it reads as floating numbers, also where the field has integers."
+        takes: dict[str, tuple[str, tuple[int | None, ...]]] = hyperparams.field(
+            {},
+            "Name it reads → dtype and shape of the keras.Input to which it is cast and reshaped.",
+        )
+        mixes: bool = hyperparams.field(
+            False, "Whether what it writes depends on which examples are in a mini-batch together."
         )
         picks: tuple[int, ...] = hyperparams.field(
             (), "Which of the tensors that the call returns are written; empty: all."
         )
         masks: dict[str, str] = hyperparams.field(
             {}, "Name it reads or writes → name of that tensor's Keras mask."
-        )
-        weights: str = hyperparams.field(
-            "", "Name of the weights copied from a live layer (keras_layers.weights); empty: none."
         )
         frozen: tuple[str, ...] = hyperparams.field((), "Paths of sublayers that are not trained.")
         examples: str = hyperparams.field(
@@ -66,29 +68,41 @@ class KerasLayer(Layer):
             "which then may not be one of the network's `unbatched`.",
         )
 
+        def mixes_examples(self) -> bool:
+            """See `Layer.Params.mixes_examples`."""
+            return self.mixes
+
         def value_ranges(self) -> dict[str, ValueRange]:
             """Return the range of the ids of a Keras Embedding."""
-            is_table = (self.config.get("module"), class_name(self.config)) == _EMBEDDING
+            config, size = self.config, None
+            if isinstance(config, Live):
+                if type(config.operation) is keras.layers.Embedding:
+                    size = config.operation.input_dim
+            elif (config.get("module"), class_name(config)) == _EMBEDDING:
+                size = config["config"]["input_dim"]
             read = [arg[READ] for arg in self.args if isinstance(arg, dict) and READ in arg]
-            if not is_table or len(read) != 1:
+            if size is None or len(read) != 1:
                 return {}
-            return {read[0]: ValueRange(self.config["config"]["input_dim"], "input_dim")}
+            return {read[0]: ValueRange(size, "input_dim")}
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             traced = trace.trace(self, inputs)
             declared = traced.function.variables
             _check_batch_dim(self, inputs, traced.losses)
+            live: dict[str, keras.Variable] = {}
+            if isinstance(self.config, Live) and self.config.keep_weights:
+                live = variables.find(self.config.operation).weights
             return Meta(
                 outputs=traced.outputs,
                 variables=tuple(
-                    variables.spec(path, declared, self.weights, self.policy)
+                    variables.spec(path, declared, self.policy, live.get(path))
                     for path in declared.weights
                 ),
                 flops_forward=traced.flops_forward,
                 flops_backward=traced.flops_backward,
                 activation_bytes=traced.activation_bytes,
                 losses=tuple(
-                    LossSpec(f"{_loss_stem(self)}/{kind}", 1.0, _weight(self))
+                    _loss_spec(self, kind, is_sum=kind == trace.ACTIVITY and traced.adds_sums)
                     for kind in traced.losses
                 ),
             )
@@ -103,7 +117,7 @@ class KerasLayer(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         params = self.params
-        values = trace.as_read(params, inputs if len(params.reads) > 1 else (inputs,), tf.cast)
+        values = trace.as_read(params, inputs if len(params.reads) > 1 else (inputs,))
         traced = trace.known(params, tf.nest.map_structure(_spec_of, values))
         function = traced.function
         weights = {
@@ -127,13 +141,15 @@ class KerasLayer(Layer):
             losses = trace.losses(params, function, called, weights)[kind]
             dtype = self.policy.variable
             total = tf.add_n([tf.cast(loss, dtype) for loss in losses] or [tf.zeros([], dtype)])
-            # The loss is multiplied by the number of examples of the micro-batch and divided by
-            # that of the update, which is the weighted mean over micro-batches. A loss that is
-            # equal in all of them, such as a penalty on a weight, counts once.
-            ctx.add_loss(f"{_loss_stem(params)}/{kind}", total * tf.cast(examples, dtype))
+            # A mean is multiplied by the number of examples of the micro-batch and divided by that
+            # of the update, which is the weighted mean over micro-batches. A loss that is equal in
+            # all of them, such as a penalty on a weight, counts once.
+            if not (kind == trace.ACTIVITY and traced.adds_sums):
+                total *= tf.cast(examples, dtype)
+            ctx.add_loss(f"{_loss_stem(params)}/{kind}", total)
         for path, seen in called.statistics.items():
             # What the trace found about the layer, the same in every call: fprop stays pure.
-            momentum = function.momenta[path]
+            momentum = float(function.variables.norms[path].momentum)
             self._norms[path] = normalization.BatchNorm.Params(momentum=momentum).instantiate()
             moving_mean = weights[f"{path}/moving_mean".removeprefix("/")]
             # Keras computes no mean of x − mean, the rounding of its mean.
@@ -166,6 +182,7 @@ def from_keras(
     writes: Sequence[str] = ("x",),
     masks: Mapping[str, str] | None = None,
     keep_weights: bool = True,
+    keras_updates: bool = False,
 ) -> KerasLayer.Params:
     """Return the Params of a live Keras layer (or operation).
 
@@ -180,26 +197,25 @@ def from_keras(
             a single name for the whole nest.
         masks: name that it reads or writes → name of that tensor's Keras mask, which must also be
             in `reads` or `writes`. Keras' `Embedding(mask_zero=True)` before an LSTM needs it.
-        keep_weights: a built layer starts from a copy of its current weights (see `weights`). If
-            False, or if it is not built, it starts from its Keras initializers with the seeds of
-            the pipeline.
+        keep_weights: a built layer starts from its current weights. If False, or if it is not
+            built, it starts from its Keras initializers with the seeds of the pipeline.
+        keras_updates: whether a Keras optimizer updates its weights, which applies constraints.
 
     Raises:
-        LayerError: the layer has no get_config.
+        LayerError: the layer is not built and has no get_config.
     """
     masks = dict(masks or {})
     tensors = [read for read in reads if read not in masks.values()]
-    config = to_config(live)
     name = live.name if name is None else name
-    if "name" in config["config"]:
-        config["config"]["name"] = name
-    weights = ""
+    config: dict[str, Any] | Live
     frozen: tuple[str, ...] = ()
-    if isinstance(live, keras.layers.Layer) and live.built:
-        live_weights = variables.find(live).weights
-        if live_weights and keep_weights:
-            weights = keep({path: v.numpy() for path, v in live_weights.items()})
-        frozen = _frozen(live)
+    if isinstance(live, keras.layers.Layer) and not live.built:
+        config = to_config(live)
+        if "name" in config["config"]:
+            config["config"]["name"] = name
+    else:
+        config = Live(live, name, keep_weights=keep_weights, keras_updates=keras_updates)
+        frozen = _frozen(live) if isinstance(live, keras.layers.Layer) else ()
     return KerasLayer.Params(
         name=name,
         reads=tuple(reads),
@@ -208,7 +224,6 @@ def from_keras(
         config=config,
         args=_default_args(live, tensors),
         masks=masks,
-        weights=weights,
         frozen=frozen,
     )
 
@@ -257,19 +272,19 @@ def _frozen(live: keras.layers.Layer) -> tuple[str, ...]:
 
 
 def _loss_stem(params: KerasLayer.Params) -> str:
-    return params.name or class_name(params.config)
+    config = params.config
+    return params.name or (
+        config.operation.name if isinstance(config, Live) else class_name(config)
+    )
 
 
-def _weight(params: KerasLayer.Params) -> Callable[[dict[str, Nest]], tf.Tensor]:
-    """Return a function from the fields of an update to its number of examples."""
-
-    def weight(fields: dict[str, Nest]) -> tf.Tensor:
-        name = params.examples or next(iter(fields))
-        dtype = params.policy.variable
-        counted = {name: tf.nest.flatten(fields[name])[0]} if name in fields else fields
-        return heads.weight_by(name, dtype, examples=params.batch_dim or 0)(counted)
-
-    return weight
+def _loss_spec(params: KerasLayer.Params, kind: str, *, is_sum: bool) -> LossSpec:
+    """Return the declaration of a loss that the layer adds: a mean over examples, or a sum."""
+    name, dtype = f"{_loss_stem(params)}/{kind}", params.policy.variable
+    if is_sum:
+        return LossSpec(name, 1.0, lambda _: tf.ones([], dtype), of_batch=True)
+    weight = heads.weight_by(params.examples, dtype, examples=params.batch_dim or 0)
+    return LossSpec(name, 1.0, weight)
 
 
 def _check_batch_dim(

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from lingvo_gpipe import errors, precision
+from lingvo_gpipe.graphs import purity
 from lingvo_gpipe.keras_layers import variables
 from lingvo_gpipe.keras_layers.config import first_line, from_config
 from lingvo_gpipe.nests import Nest
@@ -74,23 +75,45 @@ class _Scope(keras.StatelessScope):
 
 
 class KerasFunction:
-    """A Keras layer or operation, made from its configuration and built without values.
+    """A Keras layer or operation as a function of its inputs and weights.
 
     Attributes:
         name: name of the layer, for errors.
-        made: the Keras object.
+        made: the Keras object; a call leaves it as it was.
         variables: its variables.
-        momenta: path of a batch norm → its momentum; in the object itself the momentum is 0.
     """
 
     def __init__(
         self,
         name: str,
-        config: dict[str, Any],
-        policy: precision.Policy,
-        arguments: Arguments,
+        made: keras.Operation,
+        *,
+        is_live: bool = True,
+        keras_updates: bool = False,
     ) -> None:
-        """Make and build it.
+        """Wrap a built layer or an operation.
+
+        Args:
+            name: see the class.
+            made: see the class.
+            is_live: it is its user's, not made from a configuration.
+            keras_updates: see `hidden_state`.
+
+        Raises:
+            LayerError: it hides state.
+        """
+        self.name = name
+        self.made = made
+        self.variables = variables.find(made)
+        reason = hidden_state(made, keeps_adapted=is_live, keras_updates=keras_updates)
+        if reason is not None:
+            raise self._refused(reason)
+
+    @classmethod
+    def from_config(
+        cls, name: str, config: dict[str, Any], policy: precision.Policy, arguments: Arguments
+    ) -> KerasFunction:
+        """Make a layer from its configuration, and build it without values.
 
         Args:
             name: see the class.
@@ -102,18 +125,16 @@ class KerasFunction:
         Raises:
             LayerError: it cannot be made, cannot be called with these arguments, or hides state.
         """
-        self.name = name
-        with self._explained("be called on its inputs"):
-            self.made = self._build(config, policy, arguments)
-        self.variables = variables.find(self.made)
-        reason = hidden_state(self.made)
-        if reason is not None:
-            raise self._refused(reason)
-        self.momenta: dict[str, float] = {}
-        self._seen: dict[str, list[tuple[Any, Any]]] = {}
-        self._is_frozen: Callable[[str], bool] = lambda _: False
-        for path, norm in self.variables.norms.items():
-            self._watch(path, norm)
+        args, kwargs = arguments(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name))
+
+        def build() -> keras.Operation:
+            made = from_config(config, policy)
+            made(*args, **kwargs)
+            return made
+
+        with _explained(name, "be called on its inputs"):
+            made = without_values(build)
+        return cls(name, made, is_live=False)
 
     def call(
         self,
@@ -143,10 +164,14 @@ class KerasFunction:
         values += [(v, tf.cast(seed(n), v.dtype)) for n, v in enumerate(declared.seeds)]
         if isinstance(self.made, keras.layers.Layer):
             kwargs = {**kwargs, "training": training}
-        self._seen, self._is_frozen = {}, is_frozen
-        with self._explained("be traced"), _Scope(values) as scope:
+        norms = declared.norms
+        with (
+            _explained(self.name, "be traced"),
+            _watched(norms, is_frozen) as seen,
+            _Scope(values) as scope,
+        ):
             outputs = self.made(*args, **kwargs)
-        self._check_written(scope)
+        self._check_written(scope, seen)
         masks = [getattr(t, "_keras_mask", None) for t in tf.nest.flatten(outputs)]
         # Masks are removed from the outputs: an attached mask would be lost at a cut.
         outputs = (
@@ -154,7 +179,7 @@ class KerasFunction:
             if any(mask is not None for mask in masks)
             else outputs
         )
-        return Called(outputs, masks, self._statistics(scope), self._losses(scope))
+        return Called(outputs, masks, self._statistics(scope, seen), self._losses(scope))
 
     def freeze(self, paths: Sequence[str]) -> None:
         """Freeze sublayers by path.
@@ -223,7 +248,7 @@ class KerasFunction:
                     "its call reads a table or another resource. Do that in the input pipeline"
                 )
         for op in graph.get_operations():
-            if op.op_def is not None and op.op_def.is_stateful and op.type != "Placeholder":
+            if not purity.is_pure(op):
                 advice = (
                     "Draw by keras.random, with a keras.random.SeedGenerator that the layer holds"
                     if "andom" in op.type or "Normal" in op.type
@@ -234,54 +259,10 @@ class KerasFunction:
     def _refused(self, reason: str) -> errors.LayerError:
         return errors.LayerError(f"{self.name} ({type(self.made).__name__}): {reason}")
 
-    @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Turn the exceptions of a Keras layer into an error that names the layer."""
-        try:
-            with warnings.catch_warnings():
-                # When a model is cut into layers, the model has already issued this warning.
-                warnings.filterwarnings("ignore", message=".*does not support masking")
-                yield
-        except errors.UserError:
-            raise
-        except Exception as error:  # whatever a Keras layer raises
-            raise errors.LayerError(
-                f"{self.name}: the Keras layer cannot {what}: {first_line(error)}"
-            ) from error
-
-    def _build(
-        self, config: dict[str, Any], policy: precision.Policy, arguments: Arguments
-    ) -> keras.Operation:
-        args, kwargs = arguments(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name))
-
-        def build() -> keras.Operation:
-            made = from_config(config, policy)
-            made(*args, **kwargs)
-            return made
-
-        return without_values(build)
-
-    def _watch(self, path: str, norm: keras.layers.BatchNormalization) -> None:
-        """Make a batch norm record its inputs, and write the mean and variance of its batch."""
-        self.momenta[path] = float(norm.momentum)
-        norm.momentum = 0.0
-        original = norm.call
-
-        @functools.wraps(original)
-        def call(
-            inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
-        ) -> tf.Tensor:
-            uses_batch = bool(training) and norm.trainable and not self._is_frozen(path)
-            if uses_batch:
-                self._seen.setdefault(path, []).append((inputs, mask))
-            return original(inputs, training=uses_batch, mask=mask)
-
-        norm.call = call
-
-    def _statistics(self, scope: _Scope) -> dict[str, Statistics]:
+    def _statistics(self, scope: _Scope, seen: _Seen) -> dict[str, Statistics]:
         """Return each batch norm's statistics, which its momentum of 0 made those of its batch."""
         statistics = {}
-        for path, calls in self._seen.items():
+        for path, calls in seen.items():
             norm = self.variables.norms[path]
             if len(calls) > 1:
                 raise self._refused(
@@ -294,7 +275,6 @@ class KerasFunction:
                 scope.get_current_value(norm.moving_mean),
                 scope.get_current_value(norm.moving_variance),
             )
-        self._seen = {}
         return statistics
 
     def _losses(self, scope: _Scope) -> list[tf.Tensor]:
@@ -307,9 +287,9 @@ class KerasFunction:
                 )
         return [tf.reduce_sum(loss) for loss in scope.losses]
 
-    def _check_written(self, scope: _Scope) -> None:
+    def _check_written(self, scope: _Scope, seen: _Seen) -> None:
         expected = {id(v) for v in self.variables.seeds}
-        for path in self._seen:
+        for path in seen:
             norm = self.variables.norms[path]
             expected |= {id(norm.moving_mean), id(norm.moving_variance)}
         names = {id(v): path for path, v in self.variables.weights.items()}
@@ -328,6 +308,58 @@ class KerasFunction:
             )
 
 
+_Seen: TypeAlias = "dict[str, list[tuple[Any, Any]]]"
+"""Path of a batch norm → inputs and mask of each of its calls that used the batch."""
+
+
+@contextlib.contextmanager
+def _watched(
+    norms: Mapping[str, keras.layers.BatchNormalization], is_frozen: Callable[[str], bool]
+) -> Iterator[_Seen]:
+    """Let batch norms record their inputs, and write mean and variance of their batch."""
+    seen: _Seen = {}
+
+    def watching(path: str, norm: keras.layers.BatchNormalization) -> Callable[..., tf.Tensor]:
+        original = norm.call
+
+        @functools.wraps(original)
+        def call(
+            inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+        ) -> tf.Tensor:
+            uses_batch = bool(training) and norm.trainable and not is_frozen(path)
+            if uses_batch:
+                seen.setdefault(path, []).append((inputs, mask))
+            return original(inputs, training=uses_batch, mask=mask)
+
+        return call
+
+    momenta = {path: norm.momentum for path, norm in norms.items()}
+    for path, norm in norms.items():
+        norm.call, norm.momentum = watching(path, norm), 0.0
+    try:
+        yield seen
+    finally:
+        for path, norm in norms.items():
+            del norm.call
+            norm.momentum = momenta[path]
+
+
+@contextlib.contextmanager
+def _explained(name: str, what: str) -> Iterator[None]:
+    """Turn the exceptions of a Keras layer into an error that names the layer."""
+    try:
+        with warnings.catch_warnings():
+            # When a model is cut into layers, the model has already issued this warning.
+            warnings.filterwarnings("ignore", message=".*does not support masking")
+            yield
+    except errors.UserError:
+        raise
+    except Exception as error:  # whatever a Keras layer raises
+        raise errors.LayerError(
+            f"{name}: the Keras layer cannot {what}: {first_line(error)}"
+        ) from error
+
+
 def without_values(make: Callable[[], keras.Operation]) -> keras.Operation:
     """Return what a function makes, with variables that have no values where that is possible."""
     try:
@@ -341,13 +373,16 @@ def without_values(make: Callable[[], keras.Operation]) -> keras.Operation:
             return make()
 
 
-def hidden_state(made: keras.Operation, *, keeps_adapted: bool = False) -> str | None:
+def hidden_state(
+    made: keras.Operation, *, keeps_adapted: bool = False, keras_updates: bool = False
+) -> str | None:
     """Return why a Keras layer cannot be a pure function, as far as is known without calling it.
 
     Args:
         made: the layer.
         keeps_adapted: whether a `Normalization` keeps what it has adapted to, as a built one does
             when it is converted.
+        keras_updates: whether a Keras optimizer updates its variables, and applies constraints.
     """
     if not isinstance(made, keras.layers.Layer):
         return None
@@ -360,7 +395,7 @@ def hidden_state(made: keras.Operation, *, keeps_adapted: bool = False) -> str |
         if reason is not None:
             return (f"its sublayer {path} " if path else "it ") + reason
     for path, variable in variables.find(made).weights.items():
-        if getattr(variable, "constraint", None) is not None:
+        if getattr(variable, "constraint", None) is not None and not keras_updates:
             return (
                 f"its variable {path} has the constraint {type(variable.constraint).__name__}, "
                 "which only Keras optimizers apply after an update. Make it without the constraint"

@@ -23,6 +23,7 @@ from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.keras_layers import adapter, config, function, trace, variables
+from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.nests import NameNest
@@ -76,6 +77,7 @@ def from_keras_model(
     model: keras.Model,
     *,
     keep_weights: bool = True,
+    keras_updates: bool = False,
     inputs: Mapping[str, str] | None = None,
 ) -> Network:
     """Cut a Sequential or functional model into layers.
@@ -91,6 +93,8 @@ def from_keras_model(
         keep_weights: start from the model's current weights; False: from its initializers, with the
             seeds of the pipeline. A recipe that makes its model in every process needs False or
             loaded weights; otherwise its text names different weights in each process.
+        keras_updates: whether a Keras optimizer updates the weights, which applies constraints;
+            otherwise a layer with a constraint is refused.
         inputs: name of an input of the model → field of the mini-batch; None: the same name.
 
     Raises:
@@ -101,16 +105,16 @@ def from_keras_model(
             f"expected a keras.Model, got {type(model).__name__}. For a single layer use "
             "keras_layers.from_keras"
         )
-    graph = _graph_of(model)
+    graph = graph_of(model)
     if graph is None and isinstance(model, keras.Sequential):
-        return _chain(model, keep_weights, dict(inputs or {}).get("x", "x"))
+        return _chain(model, keep_weights, keras_updates, dict(inputs or {}).get("x", "x"))
     if graph is None:
         raise errors.LayerError(
             f"{model.name} ({type(model).__name__}) is neither Sequential nor functional, so it "
             "has no graph to cut. Convert the whole model, or each of its layers, by "
             "keras_layers.from_keras"
         )
-    cutter = _Cutter(keep_weights)
+    cutter = _Cutter(keep_weights, keras_updates)
     cutter.find(graph)
     renamed = dict(inputs or {})
     fields = {}
@@ -127,10 +131,6 @@ def from_keras_model(
     layers = cutter.finished(
         next(iter(fields.values())), [streams[id(tensor)] for tensor in graph.outputs]
     )
-    floating = [t for t in graph.inputs if tf.as_dtype(t.dtype).is_floating]
-    for layer in layers:
-        read = [fields[id(t)] for t in floating if fields[id(t)] in layer.reads]
-        layer.set(floating=tuple(read))
     return Network(
         layers,
         inputs=_structure(graph.input, fields),
@@ -151,9 +151,9 @@ def _structure(tensors: Any, names: Mapping[int, str]) -> NameNest:
     return names[id(tensors)]
 
 
-def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
+def _chain(model: keras.Sequential, keep_weights: bool, keras_updates: bool, field: str) -> Network:
     """Cut a Sequential model without a known input shape: each layer reads the one before it."""
-    cutter = _Cutter(keep_weights, [field])
+    cutter = _Cutter(keep_weights, keras_updates, [field])
     cutter.rank(model.layers)
     layers: list[Layer.Params] = []
     read = field
@@ -165,10 +165,15 @@ def _chain(model: keras.Sequential, keep_weights: bool, field: str) -> Network:
             )
         name = cutter.names[id(layer)]
         params = adapter.from_keras(
-            layer, name=name, reads=(read,), writes=(name,), keep_weights=keep_weights
+            layer,
+            name=name,
+            reads=(read,),
+            writes=(name,),
+            keep_weights=keep_weights,
+            keras_updates=keras_updates,
         )
         params.examples = field
-        _refuse_hidden_state(layer, params, {})
+        _refuse_hidden_state(layer, params, {}, keras_updates=keras_updates)
         layers.append(params)
         read = name
     calls = {cutter.names[id(layer)]: layer for layer in model.layers}
@@ -187,19 +192,23 @@ class _Call:
     writes: list[str]
     masks: dict[str, str]
     picks: tuple[int, ...]
+    takes: dict[str, tuple[str, tuple[int | None, ...]]]
+    mixes: bool
 
 
 class _Cutter:
     """Turns the nodes of a model's graph, and of graphs inside it, into layers, in order."""
 
-    def __init__(self, keep_weights: bool, fields: Iterable[str] = ()) -> None:
+    def __init__(self, keep_weights: bool, keras_updates: bool, fields: Iterable[str] = ()) -> None:
         self.names: dict[int, str] = {}
         self.keras_names: dict[str, str] = {}
         self.taken: set[str] = set(fields)
         self._keep_weights = keep_weights
+        self._keras_updates = keras_updates
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
         self._specs: dict[str, tf.TensorSpec] = {}
+        self._inputs: set[int] = set()  # ids of the symbolic inputs of graphs
 
     @property
     def calls(self) -> dict[str, keras.Operation]:
@@ -211,7 +220,7 @@ class _Cutter:
         fresh = [op for op in graph.operations if id(op) not in self.names]
         self.rank(fresh, prefix, keras_prefix)
         for operation in fresh:
-            inner = _graph_of(operation)
+            inner = graph_of(operation)
             if inner is not None:
                 name = self.names[id(operation)]
                 self.find(inner, f"{name}.", f"{keras_prefix}{operation.name}/")
@@ -243,14 +252,15 @@ class _Cutter:
             graph: a functional model.
             streams: symbolic tensor's id → its name of the stream; filled.
         """
-        for node in _nodes(graph):
+        self._inputs |= {id(tensor) for tensor in graph.inputs}
+        for node in nodes_of(graph):
             operation = node.operation
-            inner = _graph_of(operation)
+            inner = graph_of(operation)
             explicit = _explicit_masks(node)
             if inner is None or explicit:
                 self._call(node, streams, explicit)
                 continue
-            reads = [streams[id(t)] for t in keras.tree.flatten(node.arguments.args[0])]
+            reads = [streams[id(t)] for t in in_order(inner, node.arguments.args[0])]
             inside = {id(tensor): read for tensor, read in zip(inner.inputs, reads, strict=True)}
             self.cut(inner, inside)
             for outer, result in zip(node.outputs, inner.outputs, strict=True):
@@ -269,10 +279,14 @@ class _Cutter:
                 writes=call.writes,
                 masks=call.masks,
                 keep_weights=self._keep_weights,
+                keras_updates=self._keras_updates,
             )
             params.set(args=call.args, kwargs=call.kwargs, picks=call.picks)
+            params.set(takes=call.takes, mixes=call.mixes)
             params.set(examples=field, tie=_ties(call, owners))
-            _refuse_hidden_state(call.operation, params, self._specs)
+            _refuse_hidden_state(
+                call.operation, params, self._specs, keras_updates=self._keras_updates
+            )
             layers.append(params)
         return layers
 
@@ -312,6 +326,12 @@ class _Cutter:
                 writes=writes + written,
                 masks=masks,
                 picks=tuple(range(len(writes))) if several else (),
+                takes={
+                    streams[id(tensor)]: (tensor.dtype, tuple(tensor.shape))
+                    for tensor in node.arguments.keras_tensors
+                    if id(tensor) in self._inputs
+                },
+                mixes=_mixes_examples(node),
             )
         )
 
@@ -369,7 +389,33 @@ class _Cutter:
         return free
 
 
-def _nodes(graph: Functional) -> list[Any]:
+def in_order(inner: Functional, argument: Any) -> list[keras.KerasTensor]:
+    """Return what an inner model is called with, in the order of its inputs, as Keras matches it.
+
+    A dictionary is matched by the names of the `Input`s, unless the model itself was made of one.
+    """
+    if isinstance(argument, dict) and not isinstance(inner.input, dict):
+        names = [tensor.name for tensor in inner.inputs]
+        if set(names) <= argument.keys():
+            return [argument[name] for name in names]
+    flat: list[keras.KerasTensor] = keras.tree.flatten(argument)
+    return flat
+
+
+def _mixes_examples(node: Any) -> bool:
+    """Return whether a dimension of an output is the number of examples, or none is."""
+    inputs = node.arguments.keras_tensors
+    if not inputs or any(not t.shape or t.shape[0] is not None for t in inputs):
+        return False
+    if any(size is None for tensor in inputs for size in tensor.shape[1:]):
+        return False  # other sizes than the number of examples are unknown, too
+    return any(
+        not tensor.shape or tensor.shape[0] is not None or None in tensor.shape[1:]
+        for tensor in node.outputs
+    )
+
+
+def nodes_of(graph: Functional) -> list[Any]:
     """Return the graph's nodes in topological order, without the inputs."""
     by_depth = graph._nodes_by_depth
     return [
@@ -380,7 +426,7 @@ def _nodes(graph: Functional) -> list[Any]:
     ]
 
 
-def _graph_of(operation: object) -> Functional | None:
+def graph_of(operation: object) -> Functional | None:
     """Return the graph of a functional or Sequential model that is called as a layer."""
     if isinstance(operation, keras.Sequential):
         plain = type(operation).call is keras.Sequential.call
@@ -447,6 +493,8 @@ def _refuse_hidden_state(
     operation: keras.Operation,
     params: adapter.KerasLayer.Params,
     specs: Mapping[str, tf.TensorSpec],
+    *,
+    keras_updates: bool,
 ) -> None:
     """Refuse a layer that cannot be made again, or cannot be a pure function.
 
@@ -457,21 +505,24 @@ def _refuse_hidden_state(
         operation: layer or operation of the model.
         params: params of the layer.
         specs: name in the stream → spec of it, of a few examples.
+        keras_updates: see `from_keras_model`.
 
     Raises:
         LayerError: it cannot, naming the layer.
     """
     is_built = getattr(operation, "built", False)
-    reason = function.hidden_state(operation, keeps_adapted=is_built)
+    reason = function.hidden_state(operation, keeps_adapted=is_built, keras_updates=keras_updates)
     if reason is not None:
         kind = type(operation).__name__
         raise errors.LayerError(f"{params.name} ({kind}): {reason}")
     if not isinstance(operation, keras.layers.Layer):
         return
-    try:
-        function.without_values(lambda: config.from_config(params.config, params.policy))
-    except errors.LayerError as error:
-        raise errors.LayerError(f"{params.name}: {error}") from error
+    settings = params.config
+    if not isinstance(settings, Live):
+        try:
+            function.without_values(lambda: config.from_config(settings, params.policy))
+        except errors.LayerError as error:
+            raise errors.LayerError(f"{params.name}: {error}") from error
     foreign = any(
         isinstance(layer, _NOT_PURE) or not type(layer).__module__.startswith("keras.")
         for layer in variables.sublayers(operation).values()

@@ -8,12 +8,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.graphs import traced_flops, traced_memory
-from lingvo_gpipe.keras_layers import config
+from lingvo_gpipe.keras_layers import config, variables
 from lingvo_gpipe.keras_layers.function import Called, KerasFunction
+from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 
@@ -32,6 +34,7 @@ class Traced:
         function: the layer as a function.
         outputs: specs of the values that the layer writes.
         losses: kinds of losses that it adds.
+        adds_sums: whether losses of activity are sums over examples, not means.
         flops_forward: see `base.Meta`.
         flops_backward: see `base.Meta`.
         activation_bytes: see `base.Meta`.
@@ -40,6 +43,7 @@ class Traced:
     function: KerasFunction
     outputs: SpecNest
     losses: tuple[str, ...]
+    adds_sums: bool
     flops_forward: int
     flops_backward: int
     activation_bytes: int
@@ -82,28 +86,51 @@ def trace(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
                 f"{base.describe(params)}: an input of shape {spec.shape}, expected known "
                 "dimensions. Give the mini-batch's fields static shapes"
             )
-    inputs = as_read(params, inputs, lambda spec, dtype: tf.TensorSpec(spec.shape, dtype))
-    return _traced(_Key(params, params), _Key(tuple(inputs), tuple(inputs)))
+    inputs = as_read(params, inputs)
+    traces, key = _traces_of(params), _frozen((params, tuple(inputs)))
+    if key not in traces:
+        traces[key] = _traced(params, inputs)
+    return traces[key]
 
 
-def as_read(
-    params: KerasLayer.Params, inputs: Sequence[Nest], cast: Callable[[Any, tf.DType], Any]
-) -> tuple[Nest, ...]:
-    """Return inputs with integers as floating numbers, where the layer reads these.
+def as_read(params: KerasLayer.Params, inputs: Sequence[Nest]) -> tuple[Nest, ...]:
+    """Return inputs with the dtypes and ranks of the `keras.Input`s that the layer reads.
 
     Args:
         params: params of the layer.
         inputs: a nest of tensors or specs for each name that it reads.
-        cast: returns a tensor or spec with another dtype.
+
+    Raises:
+        LayerError: one has another rank.
     """
-
-    def read(leaf: Any) -> Any:
-        return leaf if leaf.dtype.is_floating else cast(leaf, params.policy.compute)
-
     return tuple(
-        tf.nest.map_structure(read, value) if name in params.floating else value
+        _as_input(params, name, value, *params.takes[name]) if name in params.takes else value
         for name, value in zip(params.reads, inputs, strict=True)
     )
+
+
+def _as_input(
+    params: KerasLayer.Params, name: str, value: Nest, dtype: str, shape: Sequence[int | None]
+) -> Nest:
+    """Return a value as a model with an Input of this dtype and shape takes it."""
+    found = value.shape.as_list()
+    if len(found) == len(shape) + 1 and found[-1] == 1:
+        found = found[:-1]
+    elif len(found) == len(shape) - 1 and shape[-1] == 1:
+        found = [*found, 1]
+    elif len(found) != len(shape):
+        raise errors.LayerError(
+            f"{base.describe(params)}: {name!r} has shape {value.shape.as_list()}, but the model's "
+            f"Input {list(shape)}. Reshape one of them"
+        )
+    wanted = tf.as_dtype(dtype)
+    if wanted.is_floating:
+        wanted = value.dtype if value.dtype.is_floating else params.policy.compute
+    if isinstance(value, tf.TensorSpec):
+        return tf.TensorSpec(found, wanted)
+    if len(found) != value.shape.rank:
+        value = tf.reshape(value, [-1 if size is None else size for size in found])
+    return tf.cast(value, wanted) if value.dtype != wanted else value
 
 
 def known(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
@@ -111,9 +138,13 @@ def known(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
 
     An export has batches of any size. Where the size is unknown, one example is traced.
     """
+    traces = _traces_of(params)
     examples = tf.nest.map_structure(lambda s: (tuple(s.shape[1:]), s.dtype.name), tuple(inputs))
-    sized = tf.nest.map_structure(_with_known_batch, tuple(inputs))
-    return _of_any_batch(_Key(params, params), _Key(examples, sized))
+    key = _frozen((params, examples))
+    if key not in traces:
+        sized = tf.nest.map_structure(_with_known_batch, tuple(inputs))
+        traces[key] = trace(params, sized)
+    return traces[key]
 
 
 def _with_known_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
@@ -121,22 +152,19 @@ def _with_known_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([*batch, *spec.shape[1:]], spec.dtype)
 
 
-class _Key:
-    """A value without a hash as a key of a cache; two are equal if their `key` is.
+# Traces of layers that are made from configurations. A live layer keeps its own.
+_of_configs: dict[Hashable, Traced] = {}
+_MAX_TRACES = 4096
+# What a trace found of a layer, for all that have its structure: the blocks of a Transformer.
+_of_structures: dict[Hashable, Traced] = {}
 
-    Attributes:
-        value: the value.
-    """
 
-    def __init__(self, key: object, value: Any) -> None:
-        self._key = _frozen(key)
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
+def _traces_of(params: KerasLayer.Params) -> dict[Hashable, Traced]:
+    """Return where the traces of a layer are kept."""
+    for traces in (_of_configs, _of_structures):
+        if len(traces) > _MAX_TRACES:
+            traces.clear()
+    return params.config.traces if isinstance(params.config, Live) else _of_configs
 
 
 def _frozen(value: object) -> Hashable:
@@ -149,31 +177,96 @@ def _frozen(value: object) -> Hashable:
         return isinstance(value, tuple), tuple(map(_frozen, value))
     if isinstance(value, tf.TensorSpec):
         return tuple(value.shape), value.dtype.name
+    if isinstance(value, Live):
+        return value, value.described_variables()
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-@functools.lru_cache(maxsize=4096)
-def _of_any_batch(params: _Key, inputs: _Key) -> Traced:
-    return trace(params.value, inputs.value)
+def _structure(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Hashable:
+    """Return what two layers have in common whose traces find the same; None: it is unknown."""
+    live = params.config
+    if not isinstance(live, Live) or live.structure is None:
+        return None
+    numbers = {name: n for n, name in enumerate([*params.reads, *params.writes])}
+
+    def numbered(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {numbers.get(key, key): numbered(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [numbered(item) for item in value]
+        return numbers.get(value, value) if isinstance(value, str) else value
+
+    own = {"name", "config", "cost"}
+    fields = {name: numbered(params.get(name)) for name in params.fields() if name not in own}
+    return _frozen((live.structure, live.described_variables(), fields, tuple(inputs)))
 
 
-@functools.lru_cache(maxsize=4096)
-def _traced(params_key: _Key, inputs_key: _Key) -> Traced:
-    params: KerasLayer.Params = params_key.value
-    inputs: Sequence[SpecNest] = inputs_key.value
-    function = KerasFunction(
-        base.describe(params),
-        params.config,
-        params.policy,
-        lambda make: _symbolic(params, inputs, make),
-    )
-    function.freeze(params.frozen)
-    training = _run(params, function, inputs, training=True)
+def _traced(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
+    """Trace a layer, unless one of the same structure was traced."""
+    name = base.describe(params)
+    if isinstance(params.config, Live) and params.config.policy == params.policy.name:
+        live = params.config
+        function = KerasFunction(name, live.operation, keras_updates=live.keras_updates)
+    else:
+        settings = params.config.config if isinstance(params.config, Live) else params.config
+        function = KerasFunction.from_config(
+            name, settings, params.policy, lambda make: _symbolic(params, inputs, make)
+        )
+        function.freeze(params.frozen)
+    structure = _structure(params, inputs)
+    if structure is not None and structure in _of_structures:
+        return dataclasses.replace(_of_structures[structure], function=function)
+    traced = _run(params, function, inputs, training=True)
     before = function.attributes()
     if isinstance(function.made, keras.layers.Layer):
         _run(params, function, inputs, training=False)
     function.check_attributes(before)
-    return training
+    if ACTIVITY in traced.losses:
+        traced = dataclasses.replace(traced, adds_sums=_adds_sums(params, function, inputs))
+    if structure is not None:
+        # Without the function, which holds the weights of the live layer.
+        _of_structures[structure] = dataclasses.replace(traced, function=None)  # type: ignore[arg-type]
+    return traced
+
+
+def _adds_sums(
+    params: KerasLayer.Params, function: KerasFunction, inputs: Sequence[SpecNest]
+) -> bool:
+    """Return whether losses of activity double where every example is there twice.
+
+    Raises:
+        LayerError: they neither double nor stay the same.
+    """
+    random = np.random.default_rng(0)
+
+    def example(spec: tf.TensorSpec) -> tf.Tensor:
+        shape = [2, *spec.shape[1:]]
+        drawn = (
+            random.normal(size=shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
+        )
+        return tf.cast(drawn, spec.dtype)
+
+    with tf.init_scope():
+        once = tf.nest.map_structure(example, tuple(inputs))
+        twice = tf.nest.map_structure(lambda t: tf.concat([t, t], 0), once)
+        settings = CallSettings(
+            {path: variables.value_of(v) for path, v in function.variables.weights.items()},
+            seed=lambda n: tf.constant([0, n], tf.int32),
+            training=False,
+            is_frozen=lambda _: True,
+        )
+        one, two = (
+            sum(float(loss) for loss in call(params, function, values, settings).losses)
+            for values in (once, twice)
+        )
+    if np.isclose(two, one, rtol=1e-3):
+        return False
+    if np.isclose(two, 2 * one, rtol=1e-3):
+        return True
+    raise errors.LayerError(
+        f"{base.describe(params)}: the loss that it adds is neither a mean nor a sum over the "
+        "examples of a mini-batch, so micro-batches cannot compute it. Add a mean"
+    )
 
 
 def _run(
@@ -214,6 +307,7 @@ def _run(
                 function,
                 tf.nest.map_structure(functools.partial(_output_spec, params), outputs),
                 kinds,
+                False,
                 traced_flops.flops(forward, graph),
                 traced_flops.flops(backward, graph),
                 traced_memory.residual_bytes(forward, backward, graph),

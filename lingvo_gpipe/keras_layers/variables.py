@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from lingvo_gpipe import errors, packing, precision
-from lingvo_gpipe.keras_layers import config, weights
+from lingvo_gpipe.keras_layers import config
 from lingvo_gpipe.layers import base
 
 Value: TypeAlias = "packing.Variable | tf.Tensor | np.ndarray[Any, Any]"
@@ -37,13 +37,16 @@ class Variables:
         weights: path below the layer → variable; statistics of batch norms included.
         computes: path → name of the dtype in which the sublayer that has it reads it.
         norms: path below the layer → batch norm.
-        statistics: paths of moving means and variances.
+        of_norms: paths of scales and offsets of normalisations, of any kind.
+        statistics: paths of moving means and variances that updates change: of batch norms that
+            are not frozen.
         seeds: states of its seed generators.
     """
 
     weights: dict[str, keras.Variable]
     computes: dict[str, str]
     norms: dict[str, keras.layers.BatchNormalization]
+    of_norms: frozenset[str]
     statistics: frozenset[str]
     seeds: tuple[keras.Variable, ...]
 
@@ -98,10 +101,11 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
 def find(made: keras.Operation) -> Variables:
     """Return the variables of a built Keras layer; an operation has none."""
     if not isinstance(made, keras.layers.Layer):
-        return Variables({}, {}, {}, frozenset(), ())
+        return Variables({}, {}, {}, frozenset(), frozenset(), ())
     weights: dict[str, keras.Variable] = {}
     computes: dict[str, str] = {}
     norms: dict[str, keras.layers.BatchNormalization] = {}
+    of_norms: set[str] = set()
     for path, layer in sublayers(made).items():
         taken: set[str] = set()
         attributes = _attributes(layer)
@@ -112,16 +116,27 @@ def find(made: keras.Operation) -> Variables:
             name = _free(name, taken)
             whole = f"{path}/{name}" if path else name
             weights[whole] = variable
-            computes[whole] = layer.compute_dtype if variable._autocast else variable.dtype
+            if "norm" in type(layer).__name__.lower():
+                of_norms.add(whole)
+            is_moving = name.startswith("moving_")  # of a batch norm, which never casts them
+            computes[whole] = (
+                layer.compute_dtype if variable._autocast and not is_moving else variable.dtype
+            )
         if isinstance(layer, keras.layers.BatchNormalization):
             norms[path] = layer
-    moving = {id(v) for n in norms.values() for v in (n.moving_mean, n.moving_variance)}
+    updated = {
+        id(v)
+        for norm in norms.values()
+        if norm.trainable
+        for v in (norm.moving_mean, norm.moving_variance)
+    }
     counted = {id(v) for v in (*weights.values(), *made.metrics_variables)}
     return Variables(
         weights,
         computes,
         norms,
-        frozenset(path for path, v in weights.items() if id(v) in moving),
+        frozenset(of_norms),
+        frozenset(path for path, v in weights.items() if id(v) in updated),
         tuple(v for v in made.variables if id(v) not in counted),
     )
 
@@ -170,7 +185,9 @@ def _value(path: str, shape: tuple[int, ...], values: Mapping[str, Value]) -> np
     return value
 
 
-def spec(path: str, variables: Variables, kept: str, policy: precision.Policy) -> base.VariableSpec:
+def spec(
+    path: str, variables: Variables, policy: precision.Policy, live: keras.Variable | None
+) -> base.VariableSpec:
     """Return the declaration of a Keras variable in a layer's Meta.
 
     A variable of a sublayer that computes in another dtype than the layer is not rounded before
@@ -180,12 +197,12 @@ def spec(path: str, variables: Variables, kept: str, policy: precision.Policy) -
         path: path of the variable, below the layer.
         variables: variables of the layer.
         policy: that of the layer.
-        kept: name of the layer's copied weights (see `weights`); empty: use Keras' initializer.
+        live: variable from whose value it starts; None: it starts from its Keras initializer.
     """
     variable = variables.weights[path]
     statistic = path in variables.statistics
     last = path.rpartition("/")[2]
-    is_norm = statistic or last in ("gamma", "beta")
+    is_norm = statistic or path in variables.of_norms
     dtype = tf.as_dtype(variable.dtype)
     is_usual = tf.as_dtype(variables.computes[path]) == policy.compute
     return base.VariableSpec(
@@ -193,7 +210,7 @@ def spec(path: str, variables: Variables, kept: str, policy: precision.Policy) -
         shape=tuple(variable.shape),
         dtype=dtype,
         compute=policy.compute if is_usual else dtype,
-        initializer=_Kept(kept, path) if kept else _initializer(variable),
+        initializer=_initializer(variable) if live is None else _Value(live),
         trainable=bool(variable.trainable),
         is_state=statistic,
         group="norm" if is_norm else "bias" if "bias" in last else "kernel",
@@ -201,21 +218,21 @@ def spec(path: str, variables: Variables, kept: str, policy: precision.Policy) -
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """Initializes a variable with the value that it had in the live layer."""
+class _Value:
+    """Initializes a variable with the value of a live Keras variable."""
 
-    name: str
-    path: str
+    variable: keras.Variable
 
     def __call__(self, shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
-        del seed
-        value = weights.find(self.name, self.path)
-        if value.shape != tuple(shape):
-            raise errors.LayerError(
-                f"{self.path} has shape {list(shape)}, but its copied value {list(value.shape)}. "
-                "The live layer was built for other inputs"
-            )
-        return tf.convert_to_tensor(value.astype(dtype.as_numpy_dtype), dtype)
+        del shape, seed
+        return tf.cast(self.variable.value.read_value(), dtype)
+
+
+def value_of(variable: keras.Variable) -> tf.Tensor:
+    """Return the value of a Keras variable, or its initial one if it was built without a value."""
+    if variable._value is not None:
+        return variable.value.read_value()
+    return _initializer(variable)(tuple(variable.shape), tf.as_dtype(variable.dtype), 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

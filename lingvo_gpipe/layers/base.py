@@ -284,6 +284,14 @@ class Layer(tf.Module, hyperparams.Configurable):
         def _meta(self, *inputs: SpecNest) -> Meta:
             """Return the Meta of this class; see `fprop_meta`."""
 
+        def mixes_examples(self) -> bool:
+            """Return whether what it writes for an example depends on the others of its mini-batch.
+
+            Such a layer needs one micro-batch. That of statistics such as batch norm's does not
+            count.
+            """
+            return False
+
         def compared(self) -> tuple[str, ...]:
             """Return the names it reads to compare with, not to compute on: labels, weights.
 

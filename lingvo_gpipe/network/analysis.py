@@ -75,15 +75,15 @@ class Analysis(wired_layers.WiredLayers):
         }
         return replicas.owners(sizes, device_of, num_replicas)
 
-    def training_pass(self, num_micro_batches: int) -> Pass:
+    def training_pass(self, num_micro_batches: int, *, outputs: bool = False) -> Pass:
         """Return the pass of training with M micro-batches: losses and gradients of weights.
 
-        All passes are those of one replica.
+        All passes are those of one replica, and return the network's outputs if `outputs` says so.
 
         Raises:
             ScheduleError: the schedule cannot be made for M.
         """
-        return self._pass(_Purpose(num_micro_batches, training=True))
+        return self._pass(_Purpose(num_micro_batches, training=True, outputs=outputs))
 
     def evaluation_pass(self, num_micro_batches: int, *, outputs: bool) -> Pass:
         """Return the pass of evaluation: only forward, with or without the network's outputs."""
@@ -106,7 +106,14 @@ class Analysis(wired_layers.WiredLayers):
     def _new_pass(self, purpose: _Purpose) -> Pass:
         leaving = self.wiring.outputs.values() if purpose.outputs else ()
         differentiable = wiring.differentiable(self.wiring, self.is_trained, purpose.under_tape)
-        mode = Mode(purpose.training, differentiable, frozenset(leaving))
+        if not purpose.under_tape:  # nothing that only the caller reads has a gradient
+            differentiable -= {v for v in leaving if not self._is_sent(v)}
+        mode = Mode(
+            purpose.training,
+            differentiable,
+            frozenset(leaving),
+            is_differentiated=purpose.training or purpose.under_tape,
+        )
         table = self._table(purpose.num_micro_batches, training=purpose.training)
         reuses = (recompute.CellReuse(),) * len(self.cells)
         if purpose.training:
@@ -117,6 +124,14 @@ class Analysis(wired_layers.WiredLayers):
         cells = zip(self.cells, routes, reuses, strict=True)
         return Pass(
             table, tuple(cell.in_pass(mode, to.exports, reuse) for cell, to, reuse in cells)
+        )
+
+    def _is_sent(self, version: int) -> bool:
+        """Return whether a cell reads what another one writes."""
+        written = self.wiring.versions[version]
+        return any(
+            written.producer == wiring.FIELD or self.cell_of(n) != self.cell_of(written.producer)
+            for n in written.consumers
         )
 
     def _table(self, num_micro_batches: int, *, training: bool) -> Table:
@@ -301,7 +316,12 @@ def _cells(
 ) -> tuple[Cell, ...]:
     """Return the cells of training; `chosen` holds the number of layers in each."""
     differentiable = wiring.differentiable(layers.wiring, layers.is_trained)
-    mode = Mode(training=True, differentiable=differentiable, leaving=frozenset())
+    mode = Mode(
+        training=True,
+        differentiable=differentiable,
+        leaving=frozenset(),
+        is_differentiated=True,
+    )
     compiled = compiled_cells(layers.params, settings.table.num_cells)
     cells = []
     for k, route in enumerate(wiring.route(layers.wiring, chosen)):

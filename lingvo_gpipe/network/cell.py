@@ -22,11 +22,13 @@ class Mode:
         training: dropout drops, batch norm uses its micro-batch, and gradients flow back.
         differentiable: versions of the stream that gradients flow into.
         leaving: versions that the pass returns.
+        is_differentiated: whether gradients flow back, by slots or under a caller's tape.
     """
 
     training: bool
     differentiable: frozenset[int]
     leaving: frozenset[int]
+    is_differentiated: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Cell:
         """Whether a gradient flows back through it; if not, its backward slots are empty."""
         sources = self.weights or self.imports_with_gradient
         targets = self.losses or self.exports_with_gradient
-        return self.mode.training and bool(sources) and bool(targets)
+        return self.mode.is_differentiated and bool(sources) and bool(targets)
 
     @property
     def returned_gradients(self) -> tuple[int, ...]:

@@ -92,7 +92,9 @@ def batch_size(
             if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] is None:
                 raise errors.InputError(
                     f"field {name!r} has shape {shape}, without a known size in its batch "
-                    f"dimension {batch_dim}. Batch it, or name it in `unbatched`"
+                    f"dimension {batch_dim}. Give every mini-batch a known size, as by "
+                    "batch(n, drop_remainder=True); name a field without a batch dimension in "
+                    "`unbatched`"
                 )
             by_size.setdefault(int(shape[batch_dim]), name)
     if len(by_size) != 1:

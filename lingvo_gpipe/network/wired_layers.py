@@ -115,8 +115,15 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
         for p in layers
     ]
     wired = wiring.wire(nodes, list(fields), wiring.names(params.outputs))
+    _check_compared(wired, layers, fields)
     specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
     metas = _metas(layers, wired, specs)
+    mixing = next((layer for layer in layers if layer.mixes_examples()), None)
+    if mixing is not None and len(sizes) > 1:
+        raise errors.LayerError(
+            f"{base.describe(mixing)} compares the examples of a mini-batch with each other, and "
+            f"num_micro_batches={len(sizes)} divides them. Use one micro-batch"
+        )
     found = variables.resolve(layers, metas, params.frozen)
     trained = [
         any(found.specs[path].is_trained for path in paths.values()) for paths in found.paths
@@ -135,6 +142,25 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
         wiring=wired,
         specs=tuple(specs),
     )
+
+
+def _check_compared(
+    wired: wiring.Wiring, layers: Sequence[base.Layer.Params], fields: Collection[str]
+) -> None:
+    """Refuse a loss or metric whose label is the output of a layer with the name of a field.
+
+    Raises:
+        LayerError: naming layer and field.
+    """
+    named_like_a_field = {layer.name for layer in layers}.intersection(fields)
+    for layer, reads in zip(layers, wired.reads, strict=True):
+        for name in named_like_a_field.intersection(layer.compared()):
+            producer = wired.versions[reads[layer.reads.index(name)]].producer
+            if producer != wiring.FIELD and layers[producer].name == name:
+                raise errors.LayerError(
+                    f"{layer.name} compares with {name!r}, which is a field of the mini-batch and "
+                    f"the output of layer {name}. Rename the field or the layer"
+                )
 
 
 def _field_specs(

@@ -39,8 +39,7 @@ class Head(Layer):
 
         def compared(self) -> tuple[str, ...]:
             """Return label and weights."""
-            first, *others = self.reads
-            return tuple(name for name in others if name != first)
+            return tuple(self.reads[1:])
 
         def _inference(self, available: Collection[str]) -> Layer.Params:
             """Leave out label and weights."""
@@ -125,20 +124,21 @@ def weight_by(
     """Return the weight of a loss as a function of the mini-batch's fields.
 
     Args:
-        name: name of the field.
+        name: name of the field; empty: the first field.
         dtype: dtype of the weight.
         are_weights: the field's elements are weights, which are summed; else they are counted.
         examples: count along this axis alone.
     """
 
     def weight(fields: dict[str, Nest]) -> tf.Tensor:
-        if name not in fields:
+        field = name or next(iter(fields))
+        if field not in fields:
             near = errors.nearest(name, fields) or sorted(fields)
             raise errors.LayerError(
                 f"a loss is weighted by {name!r}, which is not a field of the mini-batch; nearest "
                 f"{', '.join(near)}. Read the field itself, under its own name"
             )
-        value = fields[name]
+        value = tf.nest.flatten(fields[field])[0]
         if are_weights:
             return tf.reduce_sum(tf.cast(value, dtype))
         return tf.cast(tf.size(value) if examples is None else tf.shape(value)[examples], dtype)

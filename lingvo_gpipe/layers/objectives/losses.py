@@ -87,7 +87,7 @@ class AuxiliaryLoss(Layer):
     class Params(heads.LossParams):
         kind: Literal["l2", "l1"] = hyperparams.field("l2", "Mean of x², or of |x|.")
         examples: str = hyperparams.field(
-            "label", "Field of the mini-batch whose batch dimension counts the examples."
+            "", "Field whose batch dimension counts the examples; empty: the first field."
         )
         loss_name = "auxiliary_loss"
 

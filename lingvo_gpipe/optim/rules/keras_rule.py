@@ -230,12 +230,18 @@ class _Template:
         dtype: tf.DType,
     ) -> None:
         known = tuple(1 if length is None else length for length in shape)
-        self.weight = keras.Variable(
-            initializer=keras.initializers.Constant(_UNLIKELY),
-            shape=known,
-            dtype=dtype.name,
-            name=name.replace("/", "_") or "weight",
-        )
+        *scopes, last = name.split("/")
+        if last == "table":  # of an embedding, which Muon finds by this word
+            scopes.append("embedding")
+        with contextlib.ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(keras.name_scope(scope))
+            self.weight = keras.Variable(
+                initializer=keras.initializers.Constant(_UNLIKELY),
+                shape=known,
+                dtype=dtype.name,
+                name=last or "weight",
+            )
         optimizer.build([self.weight])
         self.optimizer = optimizer
         self.step = optimizer.iterations

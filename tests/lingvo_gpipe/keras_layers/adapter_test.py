@@ -398,9 +398,7 @@ def test_a_frozen_batch_norm_uses_its_moving_statistics(how: str) -> None:
     x = keras_runs.random(6, 3)
     outputs, ctx, meta = keras_runs.run(params, x, training=True, frozen=frozen)
     assert not ctx.collected.moments
-    kept = outputs.numpy() != 0
-    expected = 2 * live(x, training=False).numpy()
-    np.testing.assert_allclose(outputs.numpy()[kept], expected[kept], rtol=1e-5)
+    np.testing.assert_allclose(outputs, live(x, training=False), rtol=1e-5)
     trained = [v.path for v in meta.variables if v.trainable]
     assert len(trained) == {"params": 0, "context": 8, "keras": 0, "sublayer": 6}[how]
 

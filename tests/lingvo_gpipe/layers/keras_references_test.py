@@ -202,7 +202,9 @@ def test_a_configuration_makes_a_layer_or_is_refused_in_one_line(data: st.DataOb
         read = adapter.KerasLayer.Params.from_text(params.to_text())
         assert read.fprop_meta(X).outputs is not None
     else:
-        fields = {name: unfrozen(params.get(name)) for name in ("config", "args", "kwargs")}
+        fields = {name: unfrozen(params.get(name)) for name in ("args", "kwargs")}
+        config = params.config
+        fields["config"] = unfrozen(config if isinstance(config, dict) else config.plain())
         container, key = data.draw(st.sampled_from([(fields, "config"), *places(fields)]))
         new = data.draw(st.booleans()) and isinstance(container, dict) and container is not fields
         container["arguments" if new else key] = copy.deepcopy(hostile)

@@ -107,17 +107,20 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
         (
             {"x": tf.TensorSpec([None, 3])},
             "field 'x' has shape (None, 3), without a known size in its batch dimension 0. "
-            "Batch it, or name it in `unbatched`",
+            "Give every mini-batch a known size, as by batch(n, drop_remainder=True); name a "
+            "field without a batch dimension in `unbatched`",
         ),
         (
             {"x": tf.TensorSpec([])},
             "field 'x' has shape (), without a known size in its batch dimension 0. "
-            "Batch it, or name it in `unbatched`",
+            "Give every mini-batch a known size, as by batch(n, drop_remainder=True); name a "
+            "field without a batch dimension in `unbatched`",
         ),
         (
             {"x": tf.TensorSpec(None)},
             "field 'x' has shape <unknown>, without a known size in its batch dimension 0. "
-            "Batch it, or name it in `unbatched`",
+            "Give every mini-batch a known size, as by batch(n, drop_remainder=True); name a "
+            "field without a batch dimension in `unbatched`",
         ),
         (
             {"x": tf.TensorSpec([4]), "y": (tf.TensorSpec([4]), tf.TensorSpec([3]))},

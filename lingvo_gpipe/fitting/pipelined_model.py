@@ -1,0 +1,328 @@
+"""A Keras model whose `fit`, `evaluate` and `predict` run as a pipeline over several devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from lingvo_gpipe.fitting import variables
+from lingvo_gpipe.fitting.objective import Names, at
+from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
+from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.pipelining import Result
+
+
+class PipelinedModel(keras.Model):
+    """A Keras model that trains, evaluates and predicts as a pipeline of cells on several devices.
+
+        model = lg.PipelinedModel(model, num_partitions=4, num_micro_batches=32)
+        model.compile(optimizer="adamw", loss="sparse_categorical_crossentropy")
+        model.fit(dataset, epochs=3)
+        model.save("trained.keras")  # the plain model
+
+    The layers of the model are cut into `num_partitions` cells, and each mini-batch into
+    `num_micro_batches` micro-batches. Losses, gradients and weights are those of the plain model,
+    with two exceptions: batch norm normalises over a micro-batch, and dropout draws other masks.
+
+    Everything that belongs to the model rather than to its training is that of the plain model:
+    `save`, `save_weights`, `load_weights`, `summary`, `get_layer`, `count_params`, `export`.
+
+    Attributes:
+        model: the plain model. It holds the same variables, so it always has the trained weights.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        num_partitions: int | None = None,
+        num_micro_batches: int = 1,
+        *,
+        schedule: str = "1f1b",
+        recompute: str = "full",
+        cells_per_device: int | None = None,
+        num_replicas: int = 1,
+        devices: Sequence[str] | None = None,
+        placement: str = "auto",
+        cuts: Sequence[int] | None = None,
+        device_memory: str | None = None,
+        jit_compile: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Wrap a model; nothing is cut before the first mini-batch.
+
+        Args:
+            model: a functional or Sequential model, built or not.
+            num_partitions: K, the number of devices; None: all GPUs, or two logical CPU devices.
+            num_micro_batches: M, of each mini-batch. A mini-batch of fewer examples has fewer.
+            schedule: see `PipeliningLayer.Params`, as for all further arguments.
+            recompute: what a backward computes again: full, early, except_last, never or
+                recompute_grad.
+            cells_per_device: V.
+            num_replicas: R; the mini-batch is divided between as many equal pipelines.
+            devices: names of the devices; None: `placement` chooses them.
+            placement: auto, cpu, gpu or tpu.
+            cuts: number of layers of the model in each cell; None: balanced by FLOPs.
+            device_memory: memory of each device, such as 8GiB, that no cell may exceed.
+            jit_compile: whether XLA compiles the cells.
+            name: name of this model; None: that of `model`.
+
+        Raises:
+            LayerError: the model is subclassed, so that it has no graph of layers to cut.
+        """
+        super().__init__(name=name or model.name)
+        self.model = model
+        if num_partitions is None:
+            num_partitions = len(tf.config.list_physical_devices("GPU")) or 2
+        settings = {
+            "num_partitions": num_partitions,
+            "num_micro_batches": num_micro_batches,
+            "schedule": schedule,
+            "recompute": recompute,
+            "cells_per_device": cells_per_device,
+            "num_replicas": num_replicas,
+            "devices": None if devices is None else tuple(devices),
+            "placement": placement,
+            "cuts": None if cuts is None else tuple(cuts),
+            "device_memory": device_memory,
+            "jit_compile": jit_compile,
+        }
+        self._pipelines = Pipelines(model, settings)
+        self.train_function: Any = None
+        self.test_function: Any = None
+        self.predict_function: Any = None
+        self._step = 0
+        self._counts_examples = True
+        self._has_slots = False  # of the optimizer, on the devices of the cells
+        self.built = True
+
+    # --- The plain model -------------------------------------------------------------------------
+
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save the plain model, with the state of the optimizer."""
+        self.model.save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save the weights of the plain model, and the state of the optimizer."""
+        self.model.save_weights(filepath, *args, **kwargs)
+
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Load what `save_weights` has saved, of this or of the plain model."""
+        self.model.load_weights(filepath, *args, **kwargs)
+
+    def export(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Export the plain model."""
+        return self.model.export(filepath, *args, **kwargs)
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Print a summary of the plain model."""
+        self.model.summary(*args, **kwargs)
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs of the plain model, by which losses and metrics are named."""
+        names: list[str] = self.model.output_names
+        return names
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> keras.layers.Layer:
+        """Return a layer of the plain model."""
+        return self.model.get_layer(name, index)
+
+    # --- What Keras calls ------------------------------------------------------------------------
+
+    def compile(self, *args: Any, jit_compile: Any = "auto", **kwargs: Any) -> None:
+        """See `keras.Model.compile`; `jit_compile=True` compiles the cells, each on its own."""
+        super().compile(*args, jit_compile=False, **kwargs)
+        self.model.compile(*args, jit_compile=False, **kwargs)
+        self.model.optimizer = self.optimizer
+        self._has_slots = False
+        self._pipelines.forget_losses(jit_compile=jit_compile is True)
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Make what `fit` calls for some mini-batches."""
+        if self.train_function is None or force:
+            self._update = _ByShape(self._updated)
+            self.train_function = self._on_batches(self._train_batch)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Make what `evaluate` calls for some mini-batches."""
+        if self.test_function is None or force:
+            self._measure = _ByShape(self._measured)
+            self.test_function = self._on_batches(self._test_batch)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Make what `predict` calls for some mini-batches."""
+        if self.predict_function is None or force:
+            self.predict_function = self._predict_batches
+
+    def call(self, inputs: Nest, training: bool | None = None) -> Nest:
+        """Return the outputs of the model, by the pipeline; differentiable."""
+        fields = self._pipelines.inputs(inputs)
+        return self._pipelines.predicting(fields)(fields, training=bool(training))
+
+    def _on_batches(self, run: Callable[[Any], dict[str, Any]]) -> Callable[[Iterable[Any]], Any]:
+        def function(batches: Iterable[Any]) -> dict[str, Any]:
+            logs = None
+            self._counts_examples = _has_known_size(batches)
+            for _, batch in zip(range(self.steps_per_execution), batches, strict=False):
+                logs = run(batch)
+            if logs is None:
+                raise StopIteration
+            return logs
+
+        return function
+
+    def _train_batch(self, batch: Any) -> dict[str, Any]:
+        fields, run = self._prepared(batch)
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        result = run.pipe.value_and_gradients(
+            fields,
+            step=self._step,
+            loss_scale=None if scale is None else tf.convert_to_tensor(scale.value),
+            outputs=self._reads_outputs,
+        )
+        self._step += 1
+        return self._update(
+            run, result.gradients, result.moments, self._measured_of(fields, result)
+        )
+
+    def _test_batch(self, batch: Any) -> dict[str, Any]:
+        fields, run = self._prepared(batch)
+        result = run.pipe.evaluate(fields, step=self._step, outputs=self._reads_outputs)
+        return self._measure(run, self._measured_of(fields, result))
+
+    def _measured_of(self, fields: dict[str, tf.Tensor], result: Result) -> Measured:
+        size = next(iter(fields.values())).shape[0]
+        weight = tf.constant(size if self._counts_examples else 1)
+        return Measured(fields, result.loss, result.losses, weight, result.outputs)
+
+    def _predict_batches(self, batches: Sequence[Any]) -> Nest:
+        results = []
+        for batch in batches:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            fields = self._pipelines.inputs(x)
+            result = self._pipelines.predicting(fields).evaluate(fields, outputs=True)
+            results.append(self._pipelines.outputs(result.outputs, list(fields.values())))
+        if len(results) == 1:
+            return results[0]
+        return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *results)
+
+    def _prepared(self, batch: Any) -> tuple[dict[str, tf.Tensor], LossPipeline]:
+        """Return a mini-batch by the names of its fields, and the pipeline that runs it."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+        pipelines = self._pipelines
+        fields = pipelines.inputs(x)
+        outputs = pipelines.network.outputs
+        names = Names(tuple(fields), outputs, _names("labels", y), _names("weights", weights))
+        fields |= _leaves("labels", y) | _leaves("weights", weights)
+        run = pipelines.with_losses(fields, names, self._compile_loss)
+        if self.optimizer is not None and not self._has_slots:
+            variables.build(self.optimizer, [pipelines.variables[p] for p in run.pipe.weights])
+            self._has_slots = True
+        return fields, run
+
+    # --- Updates and metrics ---------------------------------------------------------------------
+
+    def _updated(
+        self,
+        run: LossPipeline,
+        gradients: Mapping[str, tf.Tensor],
+        moments: Mapping[str, Nest],
+        measured: Measured,
+    ) -> dict[str, tf.Tensor]:
+        """Update weights, statistics and metrics; return the logs."""
+        by_path = self._pipelines.variables
+        for path, value in run.pipe.merge_moments(moments).items():
+            by_path[path].assign(value)
+        self.optimizer.apply(
+            [gradients[path] if path in run.reached else None for path in gradients],
+            [by_path[path] for path in gradients],
+        )
+        return self._measured(run, measured)
+
+    def _measured(self, run: LossPipeline, measured: Measured) -> dict[str, tf.Tensor]:
+        """Update the metrics; return the logs."""
+        names, fields = run.names, measured.fields
+        inputs = [fields[name] for name in names.inputs]
+        size = tf.shape(inputs[0])[0]
+        self._loss_tracker.update_state(measured.loss, sample_weight=size)
+        trackers = [] if self._compile_loss is None else self._compile_loss.metrics
+        for number, tracker in enumerate(trackers):
+            tracker.update_state(measured.losses[f"loss_{number}"], sample_weight=measured.weight)
+        if not self._reads_outputs:
+            return self.get_metrics_result()
+        labels, weights = at(names.labels, fields), at(names.weights, fields)
+        outputs = self._pipelines.outputs(measured.outputs, inputs)
+        return self.compute_metrics(None, labels, outputs, sample_weight=weights)
+
+    @property
+    def _reads_outputs(self) -> bool:
+        """Whether metrics of `compile` read the model's outputs."""
+        return self._compile_metrics is not None
+
+
+class Measured(NamedTuple):
+    """What a mini-batch gave, from which metrics are computed; a nest of tensors.
+
+    Attributes:
+        fields: the mini-batch by name.
+        loss: as in `pipelining.Result`, and so the others.
+        losses: see `loss`.
+        weight: of this mini-batch in the mean of each loss over an epoch, as in Keras: the number
+            of its examples if the data's shapes have it, else 1.
+        outputs: by name; empty where no metric reads them.
+    """
+
+    fields: dict[str, tf.Tensor]
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    weight: tf.Tensor
+    outputs: dict[str, Nest]
+
+
+def _has_known_size(batches: Iterable[Any]) -> bool:
+    """Return whether the shapes of mini-batches have the number of examples."""
+    specs = keras.tree.flatten(getattr(batches, "element_spec", ()))
+    return all(spec.shape.rank and spec.shape[0] is not None for spec in specs)
+
+
+class _ByShape:
+    """A TensorFlow function of nests of tensors, traced for each combination of shapes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._traced: dict[Hashable, Any] = {}
+
+    def __call__(self, run: LossPipeline, *arguments: Nest) -> Any:
+        flat = tf.nest.flatten(arguments)
+        key = run, tuple((tuple(leaf.shape), leaf.dtype) for leaf in flat)
+        if key not in self._traced:
+            function = tf.function(
+                lambda *flat: self._function(run, *tf.nest.pack_sequence_as(arguments, flat)),
+                autograph=False,
+            )
+            self._traced[key] = function.get_concrete_function(*flat)
+        return self._traced[key](*flat)
+
+
+def _leaves(stem: str, nest: Any) -> dict[str, tf.Tensor]:
+    """Return labels or weights by the names of their fields."""
+    flat = [] if nest is None else keras.tree.flatten(nest)
+    return {
+        f"{stem}[{n}]": tf.convert_to_tensor(leaf)
+        for n, leaf in enumerate(flat)
+        if leaf is not None
+    }
+
+
+def _names(stem: str, nest: Any) -> Any:
+    """Return the names of the fields of labels or weights, in their structure."""
+    if nest is None:
+        return None
+    flat = enumerate(keras.tree.flatten(nest))
+    return keras.tree.pack_sequence_as(
+        nest, [None if leaf is None else f"{stem}[{n}]" for n, leaf in flat]
+    )

@@ -1,0 +1,203 @@
+"""The pipelines of one Keras model: with losses and without, on one set of variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.models.functional import Functional
+from keras.src.trainers.compile_utils import CompileLoss
+
+from lingvo_gpipe import errors, keras_layers
+from lingvo_gpipe.execution import placement
+from lingvo_gpipe.fitting import variables
+from lingvo_gpipe.fitting.objective import CompiledLosses, Names, Objective, at
+from lingvo_gpipe.graphs.fields import specs
+from lingvo_gpipe.keras_layers import masks
+from lingvo_gpipe.keras_layers.model import graph_of
+from lingvo_gpipe.layers.base import Layer
+from lingvo_gpipe.network import Analysis, analyze, wiring
+from lingvo_gpipe.pipelining import PipeliningLayer
+
+_HEAD = "compiled_losses"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LossPipeline:
+    """A pipeline with the losses of `compile`.
+
+    Attributes:
+        pipe: the pipeline.
+        names: of what the losses compare.
+        reached: paths of the weights that a loss depends on; Keras leaves the others as they are.
+    """
+
+    pipe: PipeliningLayer
+    names: Names
+    reached: frozenset[str]
+
+
+class Pipelines:
+    """Makes the pipelines of a model when they are first needed, from the shapes of a mini-batch.
+
+    Attributes:
+        variables: path → variable of the model, on the device of its cell; empty before the first
+            pipeline.
+    """
+
+    def __init__(self, model: keras.Model, settings: Mapping[str, Any]) -> None:
+        """Refuse what has no graph.
+
+        Args:
+            model: the model.
+            settings: fields of `PipeliningLayer.Params`.
+
+        Raises:
+            LayerError: the model is subclassed.
+        """
+        if graph_of(model) is None and not isinstance(model, keras.Sequential):
+            raise errors.LayerError(
+                f"{model.name} ({type(model).__name__}) is a subclassed model, which has no graph "
+                "of layers to cut. Write it as a functional model, keras.Model(inputs, outputs), "
+                "or give its layers as a list to PipeliningLayer"
+            )
+        self.variables: dict[str, keras.Variable] = {}
+        self._model = model
+        self._settings = dict(settings)
+        self._network: keras_layers.Network | None = None
+        self._with_losses: dict[str, LossPipeline] = {}  # by the structure of the mini-batch
+        self._predicting: PipeliningLayer | None = None
+
+    @property
+    def network(self) -> keras_layers.Network:
+        """The layers of the model."""
+        if self._network is None:
+            self._network = keras_layers.from_keras_model(self._model, keras_updates=True)
+        return self._network
+
+    def forget_losses(self, *, jit_compile: bool) -> None:
+        """Make pipelines with losses again when they are next needed: the model was compiled."""
+        self._settings["jit_compile"] |= jit_compile
+        self._with_losses.clear()
+
+    def inputs(self, x: Any) -> dict[str, tf.Tensor]:
+        """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
+        if graph_of(self._model) is None:  # a Sequential that has not seen an input
+            self._model.build(keras.tree.flatten(x)[0].shape)
+        flat = self._graph()._standardize_inputs(x)
+        return dict(zip(keras.tree.flatten(self.network.inputs), flat, strict=True))
+
+    def outputs(self, outputs: Mapping[str, Any], inputs: Sequence[tf.Tensor]) -> Any:
+        """Return outputs by name as the model returns them for these inputs."""
+        structured = wiring.in_structure(self.network.outputs, outputs)
+        return masks.with_masks(self._graph(), inputs, structured)
+
+    def with_losses(
+        self, fields: Mapping[str, tf.Tensor], names: Names, compiled: CompileLoss | None
+    ) -> LossPipeline:
+        """Return the pipeline with losses.
+
+        Args:
+            fields: a mini-batch: inputs, labels, sample weights.
+            names: of what the losses compare.
+            compiled: the losses; None: only those that layers add.
+        """
+        key = repr((names.labels, names.weights))
+        if key not in self._with_losses:
+            has_losses = compiled is not None and names.labels is not None
+            losses = [self._losses(fields, names, compiled)] if has_losses else []
+            pipe = self._new(fields, losses)
+            self._with_losses[key] = LossPipeline(pipe, names, _reached(pipe.analysis))
+        return self._with_losses[key]
+
+    def predicting(self, fields: Mapping[str, tf.Tensor]) -> PipeliningLayer:
+        """Return the pipeline without the losses of `compile`, which needs no labels."""
+        if self._predicting is None:
+            self._predicting = self._new(fields, [])
+        return self._predicting
+
+    def _new(
+        self, fields: Mapping[str, tf.Tensor], losses: Sequence[Layer.Params]
+    ) -> PipeliningLayer:
+        network, settings = self.network, self._settings
+        if settings["devices"] is None:
+            settings["devices"] = self._cpus()
+        with tf.init_scope():
+            params = PipeliningLayer.Params(
+                layers=network.layers, inputs=network.inputs, outputs=network.outputs, **settings
+            )
+            if settings["cuts"] is None:
+                inputs = {name: fields[name] for name in keras.tree.flatten(network.inputs)}
+                settings["cuts"] = analyze(params, specs(inputs)).cuts
+            *cuts, last = settings["cuts"]
+            params.set(layers=[*network.layers, *losses], cuts=(*cuts, last + len(losses)))
+            pipe: PipeliningLayer = params.instantiate()
+            pipe.build(fields, {path: v.value for path, v in self.variables.items()})
+        if not self.variables:
+            self.variables = variables.by_path(network.calls)
+            variables.share(self.variables, pipe.by_path)
+        return pipe
+
+    def _cpus(self) -> tuple[str, ...] | None:
+        """Return a CPU device for each cell, some twice if TensorFlow began with few; None: GPUs.
+
+        On CPUs a device is only a name: the schedule orders the cells, not the device.
+        """
+        kind = self._settings["placement"]
+        has_others = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices(
+            "TPU"
+        )
+        if kind not in ("auto", "cpu") or (kind == "auto" and has_others):
+            return None
+        count = self._settings["num_partitions"] * self._settings["num_replicas"]
+        try:
+            placement.prepare_logical_cpus(count)
+        except errors.DeviceError:  # TensorFlow has begun
+            names = [device.name for device in tf.config.list_logical_devices("CPU")]
+            return tuple(itertools.islice(itertools.cycle(names), count))
+        return None
+
+    def _losses(
+        self, fields: Mapping[str, tf.Tensor], names: Names, compiled: CompileLoss
+    ) -> Layer.Params:
+        """Return the layer with the losses of `compile`."""
+        model = self._graph()
+        size = fields[names.inputs[0]].shape[0]
+        outputs = keras.tree.map_structure(
+            lambda t: tf.ones([size, *t.shape[1:]], t.dtype), model.output
+        )
+        # Keras resolves in the first call which output each loss compares.
+        compiled(at(names.labels, fields), outputs, at(names.weights, fields))
+        for metric in compiled.metrics:
+            metric.reset_state()
+        objective = Objective(model, compiled, names)
+        if self._settings["num_micro_batches"] > 1:
+            objective.divide(fields)
+        reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
+        return CompiledLosses.Params(
+            name=_HEAD,
+            objective=objective,
+            reads=tuple(dict.fromkeys(reads)),
+            writes=(_HEAD,),
+        )
+
+    def _graph(self) -> Functional:
+        """Return the functional form of the model."""
+        graph: Functional = graph_of(self._model)
+        return graph
+
+
+def _reached(analysis: Analysis) -> frozenset[str]:
+    """Return the paths of the trained weights on which a loss depends."""
+    needed: set[int] = set()
+    paths: set[str] = set()
+    for number in reversed(range(len(analysis.layers))):
+        writes, reads = analysis.wiring.writes[number], analysis.wiring.reads[number]
+        if analysis.layers[number].meta.losses or needed.intersection(writes):
+            needed.update(reads)
+            paths.update(analysis.trainable(number))
+    return frozenset(paths)

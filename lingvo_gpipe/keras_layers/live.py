@@ -1,0 +1,168 @@
+"""Live Keras objects in Params: a cell computes what the object computes, whatever its config says.
+
+Params as text, and another precision than the object's own, need a layer that is made again from
+the object's config. A config may not know all of the object (a LoRA kernel, an attribute that was
+set later), so the layer made again is compared with the live one before it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Hashable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe.keras_layers import variables
+from lingvo_gpipe.keras_layers.config import from_config, to_config
+
+_TOLERANCE = 1e-4
+
+
+class Live(hyperparams.Opaque):
+    """A built Keras layer, or an operation, as Params hold it: the object itself.
+
+    Attributes:
+        operation: the Keras object. It is called, and left as it is.
+        name: name of the layer in the network.
+        keep_weights: whether a pipeline starts from its current weights, or from its initializers.
+        keras_updates: whether a Keras optimizer updates it, which applies its constraints.
+        traces: what was found by tracing it; see `trace`.
+    """
+
+    def __init__(
+        self,
+        operation: keras.Operation,
+        name: str,
+        *,
+        keep_weights: bool = True,
+        keras_updates: bool = False,
+    ) -> None:
+        """Hold it."""
+        self.traces: dict[Hashable, Any] = {}
+        self.keras_updates = keras_updates
+        self.operation = operation
+        self.name = name
+        self.keep_weights = keep_weights
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both hold the same object."""
+        return (
+            isinstance(other, Live)
+            and self.operation is other.operation
+            and self.keep_weights == other.keep_weights
+        )
+
+    def __hash__(self) -> int:
+        """Return a hash that fits `__eq__`."""
+        return hash((id(self.operation), self.keep_weights))
+
+    @property
+    def policy(self) -> str:
+        """The name of the object's precision policy; float32 for an operation."""
+        policy = getattr(self.operation, "dtype_policy", None)
+        return (
+            policy.name if policy is not None and policy.name in precision.POLICIES else "float32"
+        )
+
+    def described_variables(self) -> tuple[tuple[Hashable, ...], ...]:
+        """Return path, shape, dtype and trainability of its variables; a user may change them."""
+        found = variables.find(self.operation).weights
+        return tuple(
+            (path, tuple(v.shape), v.dtype, bool(v.trainable)) for path, v in found.items()
+        )
+
+    @functools.cached_property
+    def structure(self) -> Hashable:
+        """What it has in common with others of its structure; None: its config does not say."""
+        try:
+            settings = keras.saving.serialize_keras_object(self.operation)
+        except Exception:  # noqa: BLE001 (whatever the get_config of a layer raises)
+            return None
+        return json.dumps(_without_names(settings), default=repr, sort_keys=True)
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        """What makes the object again (`config.to_config`).
+
+        Raises:
+            LayerError: the object cannot be made again, or is then another one.
+        """
+        config = to_config(self.operation)
+        if (
+            "name" in config["config"]
+        ):  # Keras' automatic names depend on what else the process made
+            config["config"]["name"] = self.name
+        _check(self.operation, from_config(config, precision.policy(self.policy)))
+        return config
+
+    def plain(self) -> dict[str, Any]:
+        """See `hyperparams.Opaque`."""
+        return self.config
+
+
+def _without_names(value: Any) -> Any:
+    """Return a serialised Keras object without the names of layers, which differ."""
+    if isinstance(value, dict):
+        return {k: _without_names(v) for k, v in value.items() if k not in ("name", "build_config")}
+    return [_without_names(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _check(live: keras.Operation, remade: keras.Operation) -> None:
+    """Refuse a layer made again that is not the live one: its variables, its outputs."""
+    if not isinstance(live, keras.layers.Layer):
+        return
+    call = _example_call(live)
+    if call is None:
+        return
+    args, kwargs = call
+    remade(*args, **kwargs)  # builds it
+    own, other = variables.find(live).weights, variables.find(remade).weights
+    for path in [*own, *other]:
+        one, two = (_described(found.get(path)) for found in (own, other))
+        if one != two:
+            raise _differs(live, f"its variable {path} is {one}, that of its config {two}")
+    for path, variable in own.items():
+        other[path].assign(variable.value)
+    wanted, found = live(*args, **kwargs), remade(*args, **kwargs)
+    for one, two in zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True):
+        if not np.allclose(one, two, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+            raise _differs(live, "outputs for the same inputs and weights differ")
+
+
+def _differs(live: keras.Operation, how: str) -> errors.LayerError:
+    return errors.LayerError(
+        f"{live.name} ({type(live).__name__}) differs from the layer that its config makes: {how}. "
+        "A run from text needs a config that makes the same layer: define get_config, or change "
+        "the layer in the code that makes the model"
+    )
+
+
+def _described(variable: keras.Variable | None) -> str:
+    if variable is None:
+        return "not there"
+    frozen = "" if variable.trainable else ", frozen"
+    return f"{variable.dtype} {list(variable.shape)}{frozen}"
+
+
+def _example_call(live: keras.layers.Layer) -> tuple[Any, Any] | None:
+    """Return arguments of a small call like the one that built a layer; None: it is unknown."""
+    if not live._inbound_nodes:
+        return None
+    random = np.random.default_rng(0)
+
+    def example(value: Any) -> Any:
+        if not isinstance(value, keras.KerasTensor):
+            return value
+        shape = [2 if size is None else size for size in value.shape]
+        dtype = tf.as_dtype(value.dtype)
+        if dtype.is_floating:
+            return tf.cast(random.normal(size=shape), dtype)
+        return tf.cast(random.integers(0, 2, size=shape), dtype)
+
+    arguments = live._inbound_nodes[0].arguments
+    return keras.tree.map_structure(example, (arguments.args, arguments.kwargs))

@@ -1,0 +1,386 @@
+"""Models, `compile` and `fit` as people write them, for a plain model and for a pipelined one.
+
+Every case trains in float64 on 37 examples in mini-batches of 10, so the last has 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+EXAMPLES, BATCH = 37, 10
+_random = np.random.default_rng(0)
+X = _random.normal(size=(EXAMPLES, 6))
+IDS = _random.integers(1, 9, size=(EXAMPLES, 5)) * (_random.random((EXAMPLES, 5)) < 0.7)
+CLASSES = _random.integers(0, 3, size=EXAMPLES)
+BINARY = _random.integers(0, 2, size=(EXAMPLES, 1)).astype("float64")
+TARGET = _random.normal(size=(EXAMPLES, 2))
+TAGS = _random.integers(0, 3, size=(EXAMPLES, 5))
+WEIGHTS = _random.uniform(0.2, 2.0, size=EXAMPLES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        model: makes the model.
+        compile: makes the arguments of `compile`; objects must not be shared between models.
+        fit: makes the arguments of `fit`, other than epochs.
+        one_micro_batch: the numbers are Keras' only with M=1.
+        tolerance: largest difference of weights.
+    """
+
+    model: Callable[[], keras.Model]
+    compile: Callable[[], dict[str, Any]]
+    fit: Callable[[], dict[str, Any]] = lambda: arrays(CLASSES)
+    one_micro_batch: bool = False
+    tolerance: float = 1e-10
+
+
+def arrays(y: Any, x: Any = X, **more: Any) -> dict[str, Any]:
+    return {"x": x, "y": y, "batch_size": BATCH, "shuffle": False, **more}
+
+
+def dataset(*parts: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
+
+
+def batches(*parts: Any) -> Iterator[Any]:
+    while True:
+        for first in range(0, EXAMPLES, BATCH):
+            yield tuple(part[first : first + BATCH] for part in parts)
+
+
+class Batches(keras.utils.PyDataset):
+    """Mini-batches by number."""
+
+    def __len__(self) -> int:
+        return -(-EXAMPLES // BATCH)
+
+    def __getitem__(self, number: int) -> tuple[Any, Any]:
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return X[rows], CLASSES[rows]
+
+
+# --- Models -------------------------------------------------------------------------------------
+
+
+def classifier(outputs: int = 3, activation: str | None = "softmax") -> keras.Model:
+    x = keras.Input([6])
+    hidden = layers.Dense(8, activation="relu")(layers.Dense(16, activation="tanh")(x))
+    return keras.Model(x, layers.Dense(outputs, activation=activation)(hidden))
+
+
+def binary() -> keras.Model:
+    return classifier(1, "sigmoid")
+
+
+def regression() -> keras.Model:
+    return classifier(2, None)
+
+
+def sequential() -> keras.Model:
+    """Return a model that has not seen an input."""
+    return keras.Sequential(
+        [
+            layers.Dense(16, activation="tanh"),
+            layers.Dense(8),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+
+
+def regularized() -> keras.Model:
+    x = keras.Input([6])
+    hidden = layers.Dense(16, activation="tanh", kernel_regularizer="l2", bias_regularizer="l1")(x)
+    hidden = layers.Dense(8, activity_regularizer=keras.regularizers.L2(0.1))(hidden)
+    return keras.Model(x, layers.Dense(2)(hidden))
+
+
+class AddsLoss(layers.Layer):
+    """Adds a loss of its inputs, and passes them on."""
+
+    def __init__(self, kind: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.kind = kind
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * getattr(keras.ops, self.kind)(x**2))
+        return x
+
+
+def adds_loss(kind: str, *, last: bool = False) -> keras.Model:
+    x = keras.Input([6])
+    if last:
+        return keras.Model(x, AddsLoss(kind)(layers.Dense(2)(x)))
+    return keras.Model(x, layers.Dense(2)(AddsLoss(kind)(layers.Dense(8)(x))))
+
+
+def constrained() -> keras.Model:
+    x = keras.Input([6])
+    hidden = layers.Dense(16, kernel_constraint=keras.constraints.MaxNorm(0.5), activation="tanh")(
+        x
+    )
+    return keras.Model(x, layers.Dense(2, bias_constraint="non_neg")(layers.Dense(4)(hidden)))
+
+
+def frozen() -> keras.Model:
+    model = regression()
+    model.layers[1].trainable = False
+    return model
+
+
+def tied() -> keras.Model:
+    shared = layers.Dense(8, activation="tanh")
+    x, z = keras.Input([6], name="one"), keras.Input([6], name="other")
+    return keras.Model(
+        [x, z],
+        layers.Dense(2)(layers.Concatenate()([shared(x), layers.Dense(8)(shared(z))])),
+    )
+
+
+def several(outputs: type) -> keras.Model:
+    x, z = keras.Input([6], name="numbers"), keras.Input([5], dtype="int32", name="ids")
+    words = layers.Flatten()(layers.Embedding(9, 4)(z))
+    hidden = layers.Dense(8, activation="tanh")(layers.Concatenate()([layers.Dense(8)(x), words]))
+    kind, value = (
+        layers.Dense(3, name="kind", activation="softmax")(hidden),
+        layers.Dense(2, name="value")(x),
+    )
+    ends: Any = {"kind": kind, "value": value} if outputs is dict else [kind, value]
+    return keras.Model({"numbers": x, "ids": z} if outputs is dict else [x, z], ends)
+
+
+def recurrent() -> keras.Model:
+    ids = keras.Input([5], dtype="int32")
+    return keras.Model(
+        ids,
+        layers.Dense(3, "softmax")(layers.LSTM(6)(layers.Embedding(9, 4, mask_zero=True)(ids))),
+    )
+
+
+def tagger() -> keras.Model:
+    """Return a model whose output has a mask."""
+    ids = keras.Input([5], dtype="int32")
+    hidden = layers.LSTM(6, return_sequences=True)(layers.Embedding(9, 4, mask_zero=True)(ids))
+    return keras.Model(ids, layers.Dense(3, "softmax")(hidden))
+
+
+def images() -> keras.Model:
+    x = keras.Input([6])
+    grid = layers.Conv2D(4, 2, activation="relu")(layers.Reshape([2, 3, 1])(x))
+    return keras.Model(x, layers.Dense(3, "softmax")(layers.Flatten()(grid)))
+
+
+def normalized() -> keras.Model:
+    x = keras.Input([6])
+    hidden = layers.BatchNormalization()(layers.Dense(16)(x))
+    return keras.Model(
+        x, layers.Dense(3, "softmax")(layers.BatchNormalization(momentum=0.9)(hidden))
+    )
+
+
+# --- What compile takes -------------------------------------------------------------------------
+
+
+class KeepsAll(keras.metrics.Metric):
+    """The median error of all examples, of which it keeps a list."""
+
+    def __init__(self, name: str = "median", **more: Any) -> None:
+        super().__init__(name=name, **more)
+        self.errors = self.add_weight(shape=(200,), initializer="zeros", name="errors")
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        error = keras.ops.mean(keras.ops.abs(keras.ops.cast(y_true, y_pred.dtype) - y_pred), -1)
+        places = keras.ops.arange(keras.ops.shape(error)[0]) + self.count
+        self.errors.assign(keras.ops.scatter_update(self.errors, places[:, None], error))
+        self.count.assign(self.count + keras.ops.shape(error)[0])
+
+    def result(self) -> Any:
+        return keras.ops.median(self.errors.value[: self.count.value])
+
+
+def huber(y_true: Any, y_pred: Any) -> Any:
+    """Return a value for each example."""
+    error = keras.ops.abs(y_true - y_pred)
+    return keras.ops.mean(keras.ops.where(error < 1, 0.5 * error**2, error - 0.5), -1)
+
+
+def mean_error(y_true: Any, y_pred: Any) -> Any:
+    """Return one value for a mini-batch."""
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+def total_error(y_true: Any, y_pred: Any) -> Any:
+    """Return one value for a mini-batch, which grows with it."""
+    return keras.ops.sum(keras.ops.square(y_true - y_pred))
+
+
+def with_loss(loss: Any, optimizer: Any = "sgd", **more: Any) -> Callable[[], dict[str, Any]]:
+    """Return the arguments of `compile`; a lambda makes an argument anew for each model."""
+
+    def arguments() -> dict[str, Any]:
+        given = {"loss": loss, "optimizer": optimizer, **more}
+        return {
+            name: value() if getattr(value, "__name__", "") == "<lambda>" else value
+            for name, value in given.items()
+        }
+
+    return arguments
+
+
+SPARSE = "sparse_categorical_crossentropy"
+OPTIMIZERS = keras.optimizers
+CASES = {
+    "adam": Case(
+        classifier, with_loss(SPARSE, lambda: OPTIMIZERS.Adam(0.01), metrics=["accuracy"])
+    ),
+    "unbuilt-sequential": Case(sequential, with_loss(SPARSE, metrics=["accuracy"])),
+    "convolution": Case(images, with_loss(SPARSE, lambda: OPTIMIZERS.RMSprop(0.01))),
+    "loss-function": Case(regression, with_loss(huber), lambda: arrays(TARGET)),
+    "loss-of-one-number": Case(regression, with_loss(mean_error), lambda: arrays(TARGET)),
+    "loss-of-a-sum": Case(
+        regression, with_loss(total_error, lambda: OPTIMIZERS.SGD(1e-3)), lambda: arrays(TARGET)
+    ),
+    "reduction-sum": Case(
+        regression,
+        with_loss(
+            lambda: keras.losses.MeanSquaredError(reduction="sum"), lambda: OPTIMIZERS.SGD(1e-3)
+        ),
+        lambda: arrays(TARGET),
+    ),
+    "mean-with-sample-weight": Case(
+        regression,
+        with_loss(lambda: keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
+        lambda: arrays(TARGET, sample_weight=WEIGHTS),
+    ),
+    "ignored-class": Case(
+        classifier, with_loss(lambda: keras.losses.SparseCategoricalCrossentropy(ignore_class=1))
+    ),
+    "sample-weight": Case(
+        classifier,
+        with_loss(SPARSE, metrics=["accuracy"], weighted_metrics=["accuracy"]),
+        lambda: arrays(CLASSES, sample_weight=WEIGHTS),
+    ),
+    "class-weight": Case(
+        classifier,
+        with_loss(SPARSE),
+        lambda: arrays(CLASSES, class_weight={0: 1.0, 1: 2.0, 2: 0.5}),
+    ),
+    "metrics": Case(
+        binary,
+        with_loss(
+            "binary_crossentropy",
+            metrics=lambda: [
+                keras.metrics.AUC(num_thresholds=20, name="auc"),
+                keras.metrics.F1Score(threshold=0.5),
+                keras.metrics.BinaryIoU(name="iou"),
+                KeepsAll(),
+                "mae",
+            ],
+        ),
+        lambda: arrays(BINARY),
+    ),
+    "dicts": Case(
+        lambda: several(dict),
+        with_loss(
+            {"kind": SPARSE, "value": "mse"},
+            loss_weights={"kind": 0.5, "value": 2.0},
+            metrics={"kind": ["accuracy"], "value": ["mae"]},
+        ),
+        lambda: arrays({"kind": CLASSES, "value": TARGET}, {"numbers": X, "ids": IDS}),
+    ),
+    "lists": Case(
+        lambda: several(list),
+        with_loss([SPARSE, "mse"], loss_weights=[0.5, 2.0], metrics=[["accuracy"], ["mae"]]),
+        lambda: arrays([CLASSES, TARGET], [X, IDS], sample_weight=[WEIGHTS, WEIGHTS[::-1]]),
+    ),
+    "one-loss-for-two-outputs": Case(
+        lambda: several(list),
+        with_loss([SPARSE, None]),
+        lambda: arrays([CLASSES, TARGET], [X, IDS]),
+    ),
+    "regularizers": Case(regularized, with_loss("mse"), lambda: arrays(TARGET)),
+    "add-loss-mean": Case(lambda: adds_loss("mean"), with_loss("mse"), lambda: arrays(TARGET)),
+    "add-loss-sum": Case(lambda: adds_loss("sum"), with_loss("mse"), lambda: arrays(TARGET)),
+    "no-compiled-loss": Case(
+        lambda: adds_loss("mean", last=True),
+        with_loss(None, metrics=["mae"]),
+        lambda: arrays(TARGET),
+    ),
+    "constraints": Case(constrained, with_loss("mse"), lambda: arrays(TARGET)),
+    "frozen": Case(frozen, with_loss("mse", lambda: OPTIMIZERS.Adam(0.01)), lambda: arrays(TARGET)),
+    "shared-layer": Case(tied, with_loss("mse"), lambda: arrays(TARGET, [X, X[::-1]])),
+    "masked-inside": Case(recurrent, with_loss(SPARSE), lambda: arrays(CLASSES, IDS)),
+    "masked-outputs": Case(
+        tagger, with_loss(SPARSE, metrics=["accuracy"]), lambda: arrays(TAGS, IDS)
+    ),
+    "masked-outputs-weighted": Case(
+        tagger,
+        with_loss(SPARSE),
+        lambda: arrays(TAGS, IDS, sample_weight=np.outer(WEIGHTS, np.arange(1.0, 6))),
+    ),
+    "clipnorm": Case(
+        regression,
+        with_loss("mse", lambda: OPTIMIZERS.SGD(0.1, momentum=0.9, clipnorm=0.3)),
+        lambda: arrays(TARGET),
+    ),
+    "global-clipnorm": Case(
+        regression,
+        with_loss("mse", lambda: OPTIMIZERS.Adam(0.01, global_clipnorm=0.5)),
+        lambda: arrays(TARGET),
+    ),
+    "moving-average": Case(
+        regression,
+        with_loss("mse", lambda: OPTIMIZERS.SGD(0.1, use_ema=True, ema_overwrite_frequency=5)),
+        lambda: arrays(TARGET),
+    ),
+    "gradient-accumulation": Case(
+        regression,
+        with_loss("mse", lambda: OPTIMIZERS.Adam(0.01, gradient_accumulation_steps=3)),
+        lambda: arrays(TARGET),
+    ),
+    "rate-schedule": Case(
+        regression,
+        with_loss(
+            "mse",
+            lambda: OPTIMIZERS.AdamW(OPTIMIZERS.schedules.CosineDecay(0.05, 10), weight_decay=0.1),
+        ),
+        lambda: arrays(TARGET),
+    ),
+    "dataset": Case(
+        classifier, with_loss(SPARSE), lambda: {"x": dataset(X, CLASSES), "shuffle": False}
+    ),
+    "generator": Case(
+        classifier,
+        with_loss(SPARSE),
+        lambda: {"x": batches(X, CLASSES), "steps_per_epoch": 4, "shuffle": False},
+    ),
+    "py-dataset": Case(classifier, with_loss(SPARSE), lambda: {"x": Batches(), "shuffle": False}),
+    "validation-split": Case(
+        classifier,
+        with_loss(SPARSE, metrics=["accuracy"]),
+        lambda: arrays(CLASSES, validation_split=0.3, validation_freq=2),
+    ),
+    "validation-data": Case(
+        classifier,
+        with_loss(SPARSE, metrics=["accuracy"]),
+        lambda: arrays(CLASSES, validation_data=(X[:9], CLASSES[:9], WEIGHTS[:9])),
+    ),
+    "steps-per-execution": Case(
+        classifier, with_loss(SPARSE, steps_per_execution=3, metrics=["accuracy"])
+    ),
+    "run-eagerly": Case(classifier, with_loss(SPARSE, run_eagerly=True)),
+    "later-epochs": Case(classifier, with_loss(SPARSE), lambda: arrays(CLASSES, initial_epoch=1)),
+    "labels-of-columns": Case(classifier, with_loss(SPARSE), lambda: arrays(CLASSES[:, None])),
+    "batch-norm": Case(normalized, with_loss(SPARSE), one_micro_batch=True),
+}

@@ -1,0 +1,83 @@
+"""`fit`, `evaluate` and `predict` of a pipelined model have the numbers of the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from lingvo_gpipe.fitting import PipelinedModel
+from tests.lingvo_gpipe.fitting.fit_cases import CASES, Case
+
+LAYOUTS = [(k, m) for k in (1, 2, 3) for m in (1, 4)]
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(before)
+
+
+def trained(case: Case, layout: tuple[int, int] | None) -> tuple[Any, ...]:
+    """Return weights, history, evaluation and predictions after three epochs."""
+    keras.utils.set_random_seed(1)
+    model = case.model()
+    if layout is not None:
+        model = PipelinedModel(model, *layout)
+    model.compile(**case.compile())
+    fit = case.fit()
+    history = model.fit(**fit, epochs=3, verbose=0).history
+    again = {**fit, "steps": fit.get("steps_per_epoch")}
+    kept = ("x", "y", "batch_size", "sample_weight", "steps")
+    evaluated = model.evaluate(
+        **{name: again[name] for name in kept if again.get(name) is not None},
+        return_dict=True,
+        verbose=0,
+    )
+    inputs = fit["x"] if "y" in fit else case.fit()["x"]
+    predicted = model.predict(
+        inputs, batch_size=fit.get("batch_size"), steps=again["steps"], verbose=0
+    )
+    return model.get_weights(), history, evaluated, predicted
+
+
+def compare(name: str, layout: tuple[int, int]) -> None:
+    case = CASES[name]
+    plain, found = trained(case, None), trained(case, layout)
+    assert len(plain[0]) == len(found[0])
+    for number, (one, other) in enumerate(zip(plain[0], found[0], strict=True)):
+        scale = max(np.abs(one).max(initial=0), 1e-3)
+        assert np.abs(one - other).max(initial=0) <= case.tolerance * scale, f"weight {number}"
+    for wanted, got in zip(plain[1:3], found[1:3], strict=True):
+        assert wanted.keys() == got.keys()
+        for key in wanted:
+            np.testing.assert_allclose(got[key], wanted[key], rtol=1e-8, atol=1e-8, err_msg=key)
+    for one, other in zip(keras.tree.flatten(plain[3]), keras.tree.flatten(found[3]), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-8, atol=1e-8)
+
+
+def points() -> list[Any]:
+    """Return each case with each layout; `make test` runs one layout of each case."""
+    found = []
+    for number, (name, case) in enumerate(CASES.items()):
+        layouts = [layout for layout in LAYOUTS if layout[1] == 1 or not case.one_micro_batch]
+        chosen = layouts[(2 * number + 3) % len(layouts)]
+        for layout in layouts:
+            marks = () if layout == chosen else (pytest.mark.sameness_grid,)
+            found.append(
+                pytest.param(name, layout, marks=marks, id=f"{name}-K{layout[0]}-M{layout[1]}")
+            )
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.parametrize(("name", "layout"), points())
+def test_fit_has_the_numbers_of_keras(name: str, layout: tuple[int, int]) -> None:
+    compare(name, layout)

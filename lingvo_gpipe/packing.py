@@ -81,7 +81,11 @@ class Part:
 
     def read_value(self) -> tf.Tensor:
         """Return its value, on its device."""
-        return self.pack.read_part(self.index)
+        pack = self.pack
+        begin = sum(pack.rows[: self.index])
+        with tf.device(self.device):
+            rows = pack.variable.value()[begin : begin + pack.rows[self.index]]
+            return _from_rows(rows, self.shape)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return its value as an array."""
@@ -114,37 +118,36 @@ Variable: TypeAlias = "tf.Variable | Part"
 """What a network's variables are: with shape, dtype, device, read_value(), numpy(), assign()."""
 
 
+def _to_tensor(part: Part, dtype: tf.DType | None = None, **_: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(part.read_value(), dtype)
+
+
+tf.register_tensor_conversion_function(Part, _to_tensor)
+
+
 class _Pack:
-    """Variables in one, whose rows are `_ROW_BYTES` long.
+    """Variables in one.
 
     Attributes:
-        variable: [rows, elements of a row]; a tensor if its values stay as they are.
+        variable: [rows, elements of a row].
         parts: the parts in order.
+        rows: how many rows each has.
     """
 
-    def __init__(
-        self, shapes: Sequence[tuple[int, ...]], variable: tf.Variable | tf.Tensor
-    ) -> None:
+    def __init__(self, variable: tf.Variable, wanted: Sequence[Wanted]) -> None:
         self.variable = variable
-        self.parts = [Part(self, index, shape) for index, shape in enumerate(shapes)]
-        lanes = variable.shape[1]
-        self._rows = [-(-math.prod(shape) // lanes) for shape in shapes]
+        self.parts = [Part(self, index, each.shape) for index, each in enumerate(wanted)]
+        self.rows = [each.rows for each in wanted]
 
-    def read_part(self, index: int) -> tf.Tensor:
-        """Return the value of one part, on its device."""
-        begin = sum(self._rows[:index])
-        with tf.device(self.variable.device):
-            rows = tf.convert_to_tensor(self.variable)[begin : begin + self._rows[index]]
-            return _from_rows(rows, self.parts[index].shape)
+    def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Return the values of all parts, of the value of the variable."""
+        pieces = zip(tf.split(whole, self.rows), self.parts, strict=True)
+        return [_from_rows(rows, part.shape) for rows, part in pieces]
 
     def read(self) -> list[tf.Tensor]:
         """Return the values of all parts, on their device."""
         with tf.device(self.variable.device):
-            pieces = tf.split(tf.convert_to_tensor(self.variable), self._rows)
-            return [
-                _from_rows(piece, part.shape)
-                for piece, part in zip(pieces, self.parts, strict=True)
-            ]
+            return self.split(self.variable.value())
 
     def assign(self, values: Mapping[int, tf.Tensor]) -> tf.Operation | None:
         """Assign parts by number; the others keep their values."""
@@ -153,88 +156,57 @@ class _Pack:
             new = [values[i] if i in values else old[i] for i in range(len(self.parts))]
             for part, value in zip(self.parts, new, strict=True):
                 part.shape.assert_is_compatible_with(value.shape)
-            rows = _rows_of(new, self.shapes)
-            operation = self.variable.assign(rows, read_value=False)
-        return None if tf.executing_eagerly() else operation
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the parts."""
-        return [tuple(part.shape) for part in self.parts]
-
-    def copy(self) -> _Pack:
-        """Return a pack of equal values that is not trained."""
-        return _Pack(self.shapes, _copy(self.variable))
+            return self.variable.assign(_to_rows(new), read_value=False)
 
 
 def create(wanted: Mapping[_Key, Wanted]) -> dict[_Key, Variable]:
     """Create variables, those on workers as parts of packs; a pack of one is a variable."""
-    made: dict[_Key, Variable] = {}
+    created: dict[_Key, Variable] = {}
     for keys in packs(wanted):
-        first = wanted[keys[0]]
+        of_pack = [wanted[key] for key in keys]
+        first = of_pack[0]
         with tf.init_scope(), tf.device(first.device):
-            values = [tf.convert_to_tensor(wanted[key].value(), first.dtype) for key in keys]
+            values = [tf.convert_to_tensor(each.value(), first.dtype) for each in of_pack]
             if len(keys) == 1:
-                made[keys[0]] = tf.Variable(values[0], first.trainable, name=first.name)
+                created[keys[0]] = tf.Variable(values[0], first.trainable, name=first.name)
                 continue
             # Not trained, since a tape would add the gradients of all parts in the process that
             # calls; it watches what `read` returns.
-            shapes = [wanted[key].shape for key in keys]
-            variable = tf.Variable(_rows_of(values, shapes), trainable=False)
-        pack = _Pack(shapes, variable)
-        made |= dict(zip(keys, pack.parts, strict=True))
-    _wait({one.device for one in wanted.values()})
-    return {key: made[key] for key in wanted}
+            pack = _Pack(tf.Variable(_to_rows(values), trainable=False), of_pack)
+        created |= dict(zip(keys, pack.parts, strict=True))
+    _wait(each.device for each in wanted.values())
+    return {key: created[key] for key in wanted}
 
 
 def copies(variables: Mapping[_Key, Variable]) -> dict[_Key, Variable]:
-    """Return variables of equal values that are not trained, packed alike.
-
-    Raises:
-        ParamsError: only some parts of a pack are among them.
-    """
-    packs = {v.pack: 0 for v in variables.values() if isinstance(v, Part)}
-    for variable in variables.values():
-        if isinstance(variable, Part):
-            packs[variable.pack] += 1
-    if any(count < len(pack.parts) for pack, count in packs.items()):
-        raise errors.ParamsError(
-            "on workers, averages are of all weights of a network or of none. Give the updater "
-            "every weight"
-        )
-    copied = {pack: pack.copy() for pack in packs}
-    made = {
-        key: copied[v.pack].parts[v.index] if isinstance(v, Part) else _copy(v)
-        for key, v in variables.items()
-    }
-    _wait({variable.device for variable in made.values()})
-    return made
+    """Return variables of equal values that are not trained, packed alike."""
+    return create(
+        {
+            key: Wanted(tuple(v.shape), v.dtype, v.device, unit(v), v.read_value)
+            for key, v in variables.items()
+        }
+    )
 
 
-def exchange(one: Mapping[_Key, Variable], other: Mapping[_Key, Variable]) -> None:
+def exchange(variables: Mapping[_Key, Variable], others: Mapping[_Key, Variable]) -> None:
     """Exchange the values of variables and of those at the same keys of their `copies`.
 
     In a graph: on workers, a function that is called next would not wait for eager assignments.
     """
-    pairs = {
-        unit(variable): (_backing(variable), _backing(other[key])) for key, variable in one.items()
-    }
-    for first, second in pairs.values():
-        with tf.device(first.device):
-            value = first.read_value()
-            first.assign(second.read_value())
-            second.assign(value)
+    values, other_values = read(variables), read({key: others[key] for key in variables})
+    assign((variable, other_values[key]) for key, variable in variables.items())
+    assign((others[key], value) for key, value in values.items())
 
 
 def read(variables: Mapping[_Key, Variable]) -> dict[_Key, tf.Tensor]:
     """Return the values of variables, each on its device; a pack is read once."""
-    packs: dict[_Pack, list[tf.Tensor]] = {}
+    of_packs: dict[_Pack, list[tf.Tensor]] = {}
     values: dict[_Key, tf.Tensor] = {}
     for key, variable in variables.items():
         if isinstance(variable, Part):
-            if variable.pack not in packs:
-                packs[variable.pack] = variable.pack.read()
-            values[key] = packs[variable.pack][variable.index]
+            if variable.pack not in of_packs:
+                of_packs[variable.pack] = variable.pack.read()
+            values[key] = of_packs[variable.pack][variable.index]
         else:
             with tf.device(variable.device):
                 values[key] = tf.convert_to_tensor(variable)
@@ -243,43 +215,37 @@ def read(variables: Mapping[_Key, Variable]) -> dict[_Key, tf.Tensor]:
 
 def assign(pairs: Iterable[tuple[Variable, tf.Tensor]]) -> list[tf.Operation]:
     """Assign values, a pack once; return the operations that do so, none eagerly."""
-    packs: dict[_Pack, dict[int, tf.Tensor]] = {}
+    of_packs: dict[_Pack, dict[int, tf.Tensor]] = {}
     operations = []
     devices = set()
     for variable, value in pairs:
         devices.add(variable.device)
         if isinstance(variable, Part):
-            packs.setdefault(variable.pack, {})[variable.index] = value
+            of_packs.setdefault(variable.pack, {})[variable.index] = value
         else:
             with tf.device(variable.device):
                 operations.append(variable.assign(value, read_value=False))
-    operations += [pack.assign(values) for pack, values in packs.items()]
+    operations += [pack.assign(values) for pack, values in of_packs.items()]
     _wait(devices)
     return [] if tf.executing_eagerly() else operations
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stored(Generic[_Key]):
     """The values of a pack's parts, or of one variable, at some moment.
 
     Attributes:
-        keys: keys of the values, in order.
         tensor: all of them, on the host of their device.
+        variables: key → variable whose value it is; of one pack, or a single one.
     """
 
-    def __init__(
-        self, tensor: tf.Tensor, places: Mapping[_Key, int], shapes: Sequence[tuple[int, ...]] = ()
-    ) -> None:
-        """Hold values.
+    tensor: tf.Tensor
+    variables: Mapping[_Key, Variable]
 
-        Args:
-            tensor: as the attribute.
-            places: key → number of the part.
-            shapes: of all parts; empty: it is one value.
-        """
-        self.tensor = tensor
-        self.keys = tuple(places)
-        self._numbers = tuple(places.values())
-        self._shapes = tuple(shapes)
+    @property
+    def keys(self) -> tuple[_Key, ...]:
+        """Keys of the values, in order."""
+        return tuple(self.variables)
 
     def values(self, tensor: tf.Tensor | None = None) -> list[tf.Tensor]:
         """Return the values in the order of `keys`, on the present device.
@@ -288,10 +254,11 @@ class Stored(Generic[_Key]):
             tensor: what stands for `tensor`, such as the argument of a function; None: itself.
         """
         whole = self.tensor if tensor is None else tensor
-        if not self._shapes:
+        parts = [v for v in self.variables.values() if isinstance(v, Part)]
+        if not parts:
             return [whole]
-        parts = _Pack(self._shapes, whole).read()
-        return [parts[number] for number in self._numbers]
+        values = parts[0].pack.split(whole)
+        return [values[part.index] for part in parts]
 
 
 def snapshot(variables: Mapping[_Key, Variable]) -> list[Stored[_Key]]:
@@ -300,16 +267,16 @@ def snapshot(variables: Mapping[_Key, Variable]) -> list[Stored[_Key]]:
     Only values on accelerators are copied, to the host of their device: what is read from a CPU
     stays as it is while someone holds it, and the next update makes a new tensor.
     """
-    places: dict[_Pack, dict[_Key, int]] = {}
-    stored: list[Stored[_Key]] = []
+    units: dict[Hashable, dict[_Key, Variable]] = {}
     for key, variable in variables.items():
-        if isinstance(variable, Part):
-            places.setdefault(variable.pack, {})[key] = variable.index
-        else:
-            stored.append(Stored(_value_on_host(variable), {key: 0}))
-    for pack, of_pack in places.items():
-        stored.append(Stored(_value_on_host(pack.variable), of_pack, pack.shapes))
-    _wait({variable.device for variable in variables.values()})
+        units.setdefault(unit(variable), {})[key] = variable
+    stored = []
+    for of_unit in units.values():
+        first = next(iter(of_unit.values()))
+        variable = first.pack.variable if isinstance(first, Part) else first
+        with tf.device(host(variable.device)):
+            stored.append(Stored(tf.identity(variable.read_value()), of_unit))
+    _wait(variable.device for variable in variables.values())
     return stored
 
 
@@ -341,7 +308,7 @@ def _wait(devices: Iterable[str]) -> None:
 
     A function that is called next would not wait for them. Eager operations do.
     """
-    for device in devices if tf.executing_eagerly() else ():
+    for device in set(devices) if tf.executing_eagerly() else ():
         if is_packed(device):
             with tf.device(device):
                 tf.zeros([]).numpy()
@@ -351,11 +318,11 @@ def packs(wanted: Mapping[_Key, Wanted]) -> list[list[_Key]]:
     """Return the keys of each pack, and of each variable that is not packed."""
     groups: list[list[_Key]] = []
     open_groups: dict[Hashable, tuple[list[_Key], int]] = {}  # with bytes so far
-    for key, one in wanted.items():
-        kind = (one.device, one.dtype, one.kind, one.trainable)
-        size = one.rows * _ROW_BYTES
+    for key, each in wanted.items():
+        kind = (each.device, each.dtype, each.kind, each.trainable)
+        size = each.rows * _ROW_BYTES
         group, filled = open_groups.get(kind, ([], MAX_BYTES + 1))
-        if not is_packed(one.device) or filled + size > MAX_BYTES:
+        if not is_packed(each.device) or filled + size > MAX_BYTES:
             group, filled = [], 0
             groups.append(group)
         group.append(key)
@@ -363,13 +330,13 @@ def packs(wanted: Mapping[_Key, Wanted]) -> list[list[_Key]]:
     return groups
 
 
-def _rows_of(values: Sequence[tf.Tensor], shapes: Sequence[tuple[int, ...]]) -> tf.Tensor:
-    """Return values of these shapes as rows of `_ROW_BYTES`, those of each padded with zeros."""
+def _to_rows(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return values as rows of `_ROW_BYTES`, those of each padded with zeros."""
     rows = []
-    for value, shape in zip(values, shapes, strict=True):
+    for value in values:
         lanes = _ROW_BYTES // value.dtype.size
         flat = tf.reshape(value, [-1])
-        if missing := -math.prod(shape) % lanes:
+        if missing := -math.prod(value.shape) % lanes:
             flat = tf.pad(flat, [[0, missing]])
         rows.append(tf.reshape(flat, [-1, lanes]))
     return tf.concat(rows, 0)
@@ -380,27 +347,3 @@ def _from_rows(rows: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     if rows.shape.num_elements() == count:
         return tf.reshape(rows, shape)
     return tf.reshape(tf.reshape(rows, [-1])[:count], shape)
-
-
-def _copy(variable: tf.Variable) -> tf.Variable:
-    with tf.init_scope(), tf.device(variable.device):
-        return tf.Variable(variable.read_value(), trainable=False)
-
-
-def _value_on_host(variable: tf.Variable) -> tf.Tensor:
-    with tf.device(host(variable.device)):
-        return tf.identity(variable.read_value())
-
-
-def _backing(variable: Variable) -> tf.Variable:
-    return variable.pack.variable if isinstance(variable, Part) else variable
-
-
-def _to_tensor(
-    part: Part, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
-) -> tf.Tensor:
-    del name, as_ref
-    return tf.convert_to_tensor(part.read_value(), dtype)
-
-
-tf.register_tensor_conversion_function(Part, _to_tensor)

@@ -101,10 +101,15 @@ def test_values_of_other_shapes_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("packed")
-def test_averages_of_some_parts_of_a_pack_are_refused() -> None:
-    made = packing.create({"a": wanted((2, 3)), "b": wanted((3,))})
-    with pytest.raises(errors.ParamsError, match="averages are of all weights"):
-        packing.copies({"a": made["a"]})
+def test_copies_of_some_parts_are_exchanged_alone() -> None:
+    made = packing.create({n: wanted((2, n + 1), n) for n in range(4)})
+    some = {n: made[n] for n in (3, 1)}
+    copies = packing.copies(some)
+    assert backing(copies.values()) == 1
+    packing.assign((made[n], tf.fill([2, n + 1], -1.0)) for n in made)
+    tf.function(lambda: packing.exchange(copies, made))()
+    assert [variable.numpy().max() for variable in made.values()] == [-1, 1, -1, 3]
+    assert [variable.numpy().max() for variable in copies.values()] == [-1, -1]
 
 
 def learned(**train: Any) -> learner.Learner:

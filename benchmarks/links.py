@@ -21,11 +21,11 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.support import hosts as network
 
 PORT = 2223
 STEPS = 10
@@ -35,37 +35,21 @@ REPLICAS = ("dense 2x1", "dense 3x1", "dense 4x1", "dense 2x2", "table 2x1")
 _SENT = re.compile(r"bytes_sent:(\d+)")
 
 
-def task_of(case: str) -> Any:
-    """Return the task of a case, `name RxK`."""
-    from benchmarks.support import link_models
-
-    task = link_models.TASKS[case.split()[0]]()
-    task.model.num_replicas, task.model.num_partitions = _shape(case)
-    task.model.devices = tuple(
-        f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(_num_workers(case))
-    )
-    return task
-
-
 def _shape(case: str) -> tuple[int, int]:
+    """Return R and K of a case, `name RxK`."""
     replicas, partitions = case.split()[1].split("x")
     return int(replicas), int(partitions)
 
 
-def _num_workers(case: str) -> int:
-    replicas, partitions = _shape(case)
-    return replicas * partitions
+def cluster_of(addresses: Sequence[str]) -> Any:
+    """Return the cluster of a chief and workers."""
+    import tensorflow as tf
+
+    return tf.train.ClusterSpec({"chief": [addresses[0]], "worker": list(addresses[1:])})
 
 
 def worker(addresses: Sequence[str], index: int) -> None:
     """Serve until the process is killed."""
-    registered = serve(addresses, index)
-    while registered:
-        time.sleep(60)
-
-
-def serve(addresses: Sequence[str], index: int) -> object:
-    """Begin to serve as a worker, and print a line; return what must stay alive meanwhile."""
     import tensorflow as tf
 
     from lingvo_gpipe import hyperparams
@@ -76,9 +60,11 @@ def serve(addresses: Sequence[str], index: int) -> object:
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=1, inter_op_parallelism_threads=2
     )
-    tf.distribute.Server(cluster_of(addresses), "worker", index, protocol="grpc", config=config)
+    cluster = cluster_of(addresses)
+    server = tf.distribute.Server(cluster, "worker", index, protocol="grpc", config=config)
     print("serving", flush=True)
-    return registered
+    server.join()
+    del registered
 
 
 def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
@@ -89,11 +75,16 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     tf.config.experimental_connect_to_cluster(
         cluster_of(addresses), job_name="chief", task_index=0, protocol="grpc"
     )
+    from benchmarks.support import link_models
     from lingvo_gpipe.plan import step_plan
     from lingvo_gpipe.run import worker_input
     from lingvo_gpipe.run.learner import Learner
 
-    task = task_of(case)
+    task = link_models.TASKS[case.split()[0]]()
+    task.model.num_replicas, task.model.num_partitions = _shape(case)
+    task.model.devices = tuple(
+        f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in range(len(addresses) - 1)
+    )
     task.input.on_worker = on_worker
     own = task.input.instantiate()
     planned = step_plan.make_for(task)
@@ -106,47 +97,41 @@ def chief(addresses: Sequence[str], case: str, on_worker: bool) -> None:
     sys.stdin.readline()
     for _ in range(STEPS):
         float(learner.update([next(batches)]).loss)
-    derived = _derived(planned, on_worker=on_worker)
-    found = {"derived": derived, "variables": len(learner.variables)}
-    found["exchanged"] = planned.exchange.sent_bytes
-    found["weights"] = sum(spec.size_bytes for spec in planned.analysis.variables.values())
+    found = {
+        "derived": [[*ends, size] for ends, size in _derived(planned, on_worker).items()],
+        "variables": len(learner.variables),
+        "exchanged": planned.exchange.sent_bytes,
+        "weights": sum(spec.size_bytes for spec in planned.analysis.variables.values()),
+    }
     print(json.dumps(found), flush=True)
     sys.stdin.readline()
 
 
-def _derived(planned: Any, on_worker: bool) -> dict[str, int]:
-    """Return "FROM TO" → the bytes that a host sends to another one, by the plan."""
+def _derived(planned: Any, on_worker: bool) -> dict[tuple[int, int], int]:
+    """Return (from, to) → the bytes that a host sends to another one, by the plan; 0: the chief."""
     from lingvo_gpipe.network.traffic import links
 
-    analysis, derived = planned.analysis, collections.Counter[str]()
-    num_devices = analysis.table.num_devices
+    cells, derived = planned.analysis.cells, collections.Counter[tuple[int, int]]()
+    num_devices = planned.analysis.table.num_devices
     for first in range(1, 1 + planned.num_replicas * num_devices, num_devices):
         for link in planned.links:
-            target = first + analysis.cells[link.target].device_number
-            source = 0 if link.source == links.INPUT else link.source
-            origin = first + analysis.cells[source].device_number
-            if link.source == links.INPUT and not on_worker:
-                origin = 0  # the chief
-            if origin == target:
-                continue
-            derived[f"{origin} {target}"] += link.forward_bytes
-            derived[f"{target} {origin}"] += link.backward_bytes
+            target = first + cells[link.target].device_number
+            of_input = link.source == links.INPUT
+            origin = first + cells[0 if of_input else link.source].device_number
+            if of_input and not on_worker:
+                origin = 0
+            if origin != target:
+                derived[origin, target] += link.forward_bytes
+                derived[target, origin] += link.backward_bytes
     for sent in planned.exchange.sent():
-        derived[f"{1 + sent.source} {1 + sent.target}"] += sent.size
+        derived[1 + sent.source, 1 + sent.target] += sent.size
     return dict(derived)
 
 
-def cluster_of(addresses: Sequence[str]) -> Any:
-    """Return the cluster of a chief and workers."""
-    import tensorflow as tf
-
-    return tf.train.ClusterSpec({"chief": [addresses[0]], "worker": list(addresses[1:])})
-
-
-def sent(hosts: Any, count: int) -> dict[tuple[int, int], int]:
+def bytes_sent(hosts: network.Hosts, count: int) -> dict[tuple[int, int], int]:
     """Return (from, to) → bytes of payload sent so far, over connections that are still open."""
     host_of = {address: number for number, address in enumerate(hosts.addresses[:count])}
-    found: dict[tuple[int, int], int] = {}
+    found = collections.Counter[tuple[int, int]]()
     for source in range(count):
         command = [*hosts.command(source), "ss", "-tinH"]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -156,17 +141,17 @@ def sent(hosts: Any, count: int) -> dict[tuple[int, int], int]:
                 address = line.split()[4].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
                 peer = host_of.get(address)
             elif peer is not None and (match := _SENT.search(line)):
-                found[source, peer] = found.get((source, peer), 0) + int(match[1])
+                found[source, peer] += int(match[1])
     return found
 
 
 @contextlib.contextmanager
-def _processes(hosts: Any, case: str, flags: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _chief(hosts: network.Hosts, case: str, flags: Sequence[str]) -> Iterator[Any]:
     """Start workers and chief, each on its host; yield the chief."""
-    count = _num_workers(case) + 1
-    addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses[:count])
+    replicas, partitions = _shape(case)
+    count = replicas * partitions
+    addresses = ",".join(f"{address}:{PORT}" for address in hosts.addresses[: count + 1])
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context(tempfile.NamedTemporaryFile("w+"))
 
         def start(host: int, *words: str) -> subprocess.Popen[str]:
             program = [sys.executable, "-m", "benchmarks.links", f"--addresses={addresses}", *words]
@@ -174,7 +159,6 @@ def _processes(hosts: Any, case: str, flags: Sequence[str]) -> Iterator[subproce
                 [*hosts.command(host), *program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
                 text=True,
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(Path.cwd())},
             )
@@ -182,58 +166,47 @@ def _processes(hosts: Any, case: str, flags: Sequence[str]) -> Iterator[subproce
             stack.callback(process.kill)
             return process
 
-        workers = [start(k + 1, f"--worker={k}") for k in range(count - 1)]
-        for process in workers:
-            if _line(process) != "serving":
-                sys.exit("a worker does not serve")
+        for process in [start(k + 1, f"--worker={k}") for k in range(count)]:
+            _expect(process, "serving")
         yield start(0, f"--chief={case}", *flags)
-        log.seek(0)
-        lines = [line for line in log if "Error" in line]
-        if lines:
-            print(lines[-1])
 
 
-def _line(process: subprocess.Popen[str]) -> str:
-    return next(iter(process.stdout or ()), "").strip()
+def _expect(process: Any, line: str) -> None:
+    if process.stdout.readline().strip() != line:
+        sys.exit("a process has ended: see its lines above")
 
 
 def measure(case: str, flags: Sequence[str]) -> bool:
     """Print the table of a case; return whether every figure is within its bound."""
-    from benchmarks.faults.hosts import Hosts
-
-    count = _num_workers(case) + 1
-    with Hosts(count) as hosts, _processes(hosts, case, flags) as process:
-        if _line(process) != "ready":
-            sys.exit("the chief ended")
-        before = sent(hosts, count)
-        process.stdin.write("go\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        found = json.loads(_line(process))
-        after = sent(hosts, count)
+    replicas, partitions = _shape(case)
+    count = replicas * partitions + 1
+    with network.Hosts(count) as hosts, _chief(hosts, case, flags) as process:
+        _expect(process, "ready")
+        before = bytes_sent(hosts, count)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        found = json.loads(process.stdout.readline())
+        after = bytes_sent(hosts, count)
     each = {ends: (size - before.get(ends, 0)) / STEPS for ends, size in after.items()}
-    derived = {_ends(ends): size for ends, size in found["derived"].items()}
-    print(
-        f"{case}: {found['variables']} variables, {found['weights']:,} bytes of weights and state"
-    )
+    derived = {(source, target): size for source, target, size in found["derived"]}
+    weights = found["weights"]
+    print(f"{case}: {found['variables']} variables, {weights:,} bytes of weights and state")
     good = True
     for ends in sorted(each.keys() | {ends for ends, size in derived.items() if size}):
         names = ["chief" if host == 0 else f"worker {host - 1}" for host in ends]
-        known = derived.get(ends, 0)
         verdict = ""
-        if 0 not in ends and known:
-            ratio = each.get(ends, 0) / known
+        if 0 not in ends and derived.get(ends):
+            ratio = each.get(ends, 0) / derived[ends]
             good = good and 0.95 <= ratio <= 1.05
-            verdict = f"{ratio:.3f} of derived {known:,}"
+            verdict = f"{ratio:.3f} of derived {derived[ends]:,}"
         print(f"  {names[0]} → {names[1]}: {each.get(ends, 0):,.0f} bytes a step  {verdict}")
-    replicas, partitions = _shape(case)
     if replicas > 1:
-        apart = sum(
+        between = [
             size
             for (a, b), size in each.items()
             if 0 not in (a, b) and (a - 1) // partitions != (b - 1) // partitions
-        )
-        share = apart / replicas / found["weights"]
-        expected = found["exchanged"] / found["weights"]
+        ]
+        share, expected = sum(between) / replicas / weights, found["exchanged"] / weights
         good = good and 0.95 <= share / expected <= 1.05
         print(
             f"  a replica sends to others {share:.3f} of the weights' bytes a step, on average; "
@@ -246,30 +219,27 @@ def measure(case: str, flags: Sequence[str]) -> bool:
     return good and through <= bound
 
 
-def _ends(text: str) -> tuple[int, int]:
-    """Return the two hosts of a link, "FROM TO"."""
-    source, target = map(int, text.split())
-    return source, target
-
-
 def main() -> int:
     """Read the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--addresses", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--chief", help=argparse.SUPPRESS)
     parser.add_argument("--on_worker", action="store_true", help="workers read the mini-batches")
+    parser.add_argument("--quick", action="store_true", help="one case")
     parser.add_argument("cases", nargs="*", default=[*CASES, *REPLICAS])
-    arguments = parser.parse_args()
-    if arguments.worker is not None:
-        worker(arguments.addresses.split(","), arguments.worker)
-    elif arguments.chief is not None:
-        chief(arguments.addresses.split(","), arguments.chief, arguments.on_worker)
+    options = parser.parse_args()
+    if options.worker is not None:
+        worker(options.addresses.split(","), options.worker)
+    elif options.chief is not None:
+        chief(options.addresses.split(","), options.chief, options.on_worker)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts end with it
-        flags = ["--on_worker"] if arguments.on_worker else []
-        wrong = [case for case in arguments.cases if not measure(case, flags)]
-        return min(1, len(wrong))
+        flags = ["--on_worker"] if options.on_worker else []
+        cases = options.cases[:1] if options.quick else options.cases
+        return 1 if {measure(case, flags) for case in cases} - {True} else 0
     return 0
 
 

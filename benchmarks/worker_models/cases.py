@@ -84,19 +84,8 @@ class Transformer(django.Tiny):
         return task
 
 
-class Ties(django.Tiny):
-    """A Transformer with one table for both languages and the softmax."""
-
-    def task(self) -> mt_task.TranslationTask.Params:
-        """Return the task, without averages."""
-        task = super().task()
-        task.input.batch_size = 1024
-        task.train.average = None
-        return task
-
-
 class Translation(django.Tiny):
-    """The same with averages, and two mini-batches to an update."""
+    """A Transformer with one table for both languages; averages, two mini-batches to an update."""
 
     def task(self) -> mt_task.TranslationTask.Params:
         """Return the task."""

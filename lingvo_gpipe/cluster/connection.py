@@ -33,8 +33,7 @@ class Connection:
             num_devices: number of devices that the network needs; CPUs are shared out evenly.
 
         Raises:
-            DeviceError: another program has the chief's port, or a worker does not see the folder
-                of the run.
+            DeviceError: a worker does not see the folder of the run.
         """
         if self._is_connected:
             return

@@ -97,9 +97,8 @@ def measure(point: str) -> dict[str, Any]:
     process.prepare_devices(one.model)
     program = memory.status("VmRSS")
     partitions = one.model.num_partitions
-    member = largest.Family(one, family.grow, lambda _, value: family.member(value)).largest(
-        partitions, units.parse_size(limit) - program, together=True
-    )
+    room = units.parse_size(limit) - program
+    member = largest.find(family.member, partitions, room, together=True)
     if member.value is None or member.plan is None:
         sys.exit(f"no {family.title.format('…')} fits {limit}")
     task = family.member(member.value)

@@ -160,14 +160,13 @@ def table_1(family: Family) -> list[list[str]]:
 
 
 def _column_1(family: Family, column: Largest) -> list[str]:
-    def resized(name: str, value: int) -> Task.Params:
-        return column.recipe().resized(name, value).task()
+    def resized(value: int) -> Task.Params:
+        return column.recipe().resized(family.grow, value).task()
 
     task = column.recipe().task()
     plan = step_plan.make_for(task)
-    member = largest.Family(task, family.grow, resized).largest(
-        task.model.num_partitions, units.parse_size(family.device_memory)
-    )
+    limit_bytes = units.parse_size(family.device_memory)
+    member = largest.find(resized, task.model.num_partitions, limit_bytes)
     fits = ["none", "-"]
     if member.value is not None and member.plan is not None:
         fits = [str(member.value), units.count(member.plan.parameters)]

@@ -26,12 +26,11 @@ from lingvo_gpipe.execution import (
     variables as pipeline_variables,
 )
 from lingvo_gpipe.execution.executor import Executor
-from lingvo_gpipe.graphs import fields as fields_of
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import parts, wiring
+from lingvo_gpipe.network import batch_fields, parts, wiring
 from lingvo_gpipe.network.traffic import host_order
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -116,7 +115,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """
         if self._runner is not None:
             return
-        specs = fields_of.specs(fields)
+        specs = batch_fields.specs(fields)
         analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
         where = placement.place(
@@ -411,9 +410,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         """Return the parts of a mini-batch as tensors; one that is whole builds the pipeline."""
         if isinstance(batch, Mapping) and not isinstance(batch, parts.InParts):
             self.build(batch)
-        of_batch = fields_of.mappings(parts.of_batch(batch))
+        of_batch = batch_fields.mappings(parts.of_batch(batch))
         names, built = self.analysis.wiring.fields, self.analysis.fields if training else None
-        return tuple(fields_of.tensors(part, names, built) for part in of_batch)
+        return tuple(batch_fields.tensors(part, names, built) for part in of_batch)
 
     def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
@@ -438,9 +437,9 @@ def _checked(
     """
     dtype, accumulators = analysis.params.policy.variable, inputs.accumulators
     if accumulators is not None:
-        accumulators = fields_of.by_name("accumulators", accumulators, weights, dtype)
+        accumulators = batch_fields.by_name("accumulators", accumulators, weights, dtype)
     names = [loss.name for loss in analysis.losses]
-    of_losses = fields_of.by_name("loss_weights", inputs.loss_weights, names, dtype)
+    of_losses = batch_fields.by_name("loss_weights", inputs.loss_weights, names, dtype)
     return inputs._replace(loss_weights=of_losses, accumulators=accumulators)
 
 

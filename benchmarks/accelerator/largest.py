@@ -66,9 +66,7 @@ def _task(setting: Setting, kind: str, num_layers: int) -> tasks.Task.Params:
 
 def _largest(setting: Setting, kind: str, limit_bytes: int) -> dict[str, Any]:
     """Return the largest model that fits by the plan."""
-    member = largest.Family(
-        _task(setting, kind, 1), "num_layers", lambda _, value: _task(setting, kind, value)
-    ).largest(1, limit_bytes)
+    member = largest.find(lambda value: _task(setting, kind, value), 1, limit_bytes)
     if member.value is None or member.plan is None:
         raise ValueError(f"not even one layer fits {limit_bytes} bytes: {member.refusal}")
     planned_mib = member.plan.heaviest_bytes / MIB

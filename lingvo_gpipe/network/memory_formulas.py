@@ -15,68 +15,89 @@ import tensorflow as tf
 
 from lingvo_gpipe import packing
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.cell import Cell
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class WeightBytes:
+class VariableBytes:
     """Bytes that some layers hold for their variables, for any size of the mini-batch.
 
     Attributes:
         variables: variables that the layers own, frozen ones and statistics included.
         gradients: gradients of their trained weights, including weights that are tied to other
-            layers.
+            layers; of those that they own also what other replicas send, and the sum of earlier
+            mini-batches if an update has several.
         copies: copies of weights in another compute dtype, and of weights that other layers or
             other replicas own.
+        slots: optimizer slots and averages of variables that the layers own.
     """
 
     variables: int
     gradients: int
     copies: int
+    slots: int
 
 
-def weights(
-    layers: WiredLayers, indices: Collection[int], elsewhere: Collection[str] = ()
-) -> WeightBytes:
+def variables(
+    layers: WiredLayers,
+    indices: Collection[int],
+    slot_bytes: Mapping[str, int] | None = None,
+    elsewhere: Collection[str] = (),
+    *,
+    num_replicas: int = 1,
+    accumulate: int = 1,
+) -> VariableBytes:
     """Return the bytes of the variables of some layers in one cell.
 
     Args:
-        layers: layers of the network.
+        layers: layers of the network of one replica.
         indices: indices of the layers in question.
+        slot_bytes: path → bytes of the variable's optimizer slots and of its average; None: none.
         elsewhere: paths of variables that another replica owns.
+        num_replicas: R.
+        accumulate: mini-batches of an update.
     """
-    variables = gradients = copies = 0
+    owned_bytes = gradients = copies = slots = 0
     paths = dict.fromkeys(path for n in indices for path in layers.layers[n].paths.values())
     for path in paths:
         spec = layers.variables[path]
         is_owned = layers.owner[path] in indices and path not in elsewhere
-        variables += spec.size_bytes if is_owned else 0
         gradients += spec.size_bytes if spec.is_trained else 0
         copies += spec.read_bytes if not is_owned or spec.read_dtype != spec.dtype else 0
-    return WeightBytes(variables, gradients, copies)
+        if is_owned:
+            owned_bytes += spec.size_bytes
+            slots += (slot_bytes or {}).get(path, 0)
+            gradients += replicas.received_bytes(spec, len(layers.sizes), num_replicas)
+            gradients += spec.size_bytes if spec.is_trained and accumulate > 1 else 0
+    return VariableBytes(owned_bytes, gradients, copies, slots)
 
 
 def update(
     layers: WiredLayers,
-    layer: LayerInfo,
+    indices: Collection[int],
     slot_bytes: Mapping[str, int],
     elsewhere: Collection[str] = (),
 ) -> int:
-    """Return the largest number of bytes that the update of a layer needs while it runs.
+    """Return the largest number of bytes that the update of some layers needs while it runs.
 
-    These are new values of the weights that it owns and of their slots, and the size of the
-    largest of these weights once more, for intermediate results.
+    A device updates layer after layer. For each, these are new values of the weights that it owns
+    and of their slots, and the size of the largest of these weights once more, for intermediate
+    results.
 
     Args:
         layers: layers of the network.
-        layer: one of them.
-        slot_bytes: path → bytes of the weight's optimizer slots and of its average.
-        elsewhere: paths of variables that another replica owns.
+        indices: indices of the layers in question.
+        slot_bytes: see `variables`; of all trained weights.
+        elsewhere: see `variables`.
     """
-    owned = [path for path in layers.owned_weights(layer.index) if path not in elsewhere]
-    sizes = [layers.variables[path].size_bytes for path in owned]
-    return sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0)
+    needed = [0]
+    for n in indices:
+        owned = [path for path in layers.owned_weights(n) if path not in elsewhere]
+        sizes = [layers.variables[path].size_bytes for path in owned]
+        needed.append(sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0))
+    return max(needed)
 
 
 def packed_update(
@@ -94,7 +115,7 @@ def packed_update(
         layers: layers of the network.
         indices: indices of the layers in question.
         slot_bytes: see `update`.
-        elsewhere: see `update`.
+        elsewhere: see `variables`.
     """
     specs = {
         path: layers.variables[path]
@@ -112,7 +133,7 @@ def packed_update(
         )
         for path, spec in specs.items()
     }
-    needed = [max(update(layers, layers.layers[n], slot_bytes, elsewhere) for n in indices)]
+    needed = [update(layers, indices, slot_bytes, elsewhere)]
     for pack in packing.packs(wanted):
         sizes = [specs[path].size_bytes for path in pack]
         new = sum(sizes) + sum(slot_bytes[path] for path in pack)
@@ -203,7 +224,7 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     held = [activations(layers, layers.layers[n]) for n in cell.layers]
     forward = max(layer.forward for layer in held)
     residual = sum(layer.kept for layer in held)
-    gradients = weights(layers, cell.layers).gradients
+    gradients = variables(layers, cell.layers).gradients
     # The gradients become new accumulators, which are made while the old ones exist.
     beside = max(layer.beside for layer in held)
     backward = max(forward, residual + beside + gradients)

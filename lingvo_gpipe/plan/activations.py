@@ -26,21 +26,15 @@ from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Slot
 
 
-def traced(analysis: network.Analysis, threads: int | None = None) -> list[CellBytes]:
+def traced(analysis: network.Analysis) -> list[CellBytes]:
     """Trace the programs of every cell and return what they hold, for the largest micro-batch.
 
     Nothing is run, and no variable is created. The bodies of loops and conditions are not read: a
     cell with such operations holds at least what the layers' formulas say, and is marked as an
     estimate.
-
-    Args:
-        analysis: analysis of the network.
-        threads: how many operations of a cell run at a time; None: as many as TensorFlow has for
-            operations in this process, all of which a device may use while others wait.
     """
-    if threads is None:
-        # 0 is TensorFlow's own choice: the number of cores.
-        threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    # A device may use all threads while others wait. 0 is TensorFlow's own choice.
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
     layers = [info.params.instantiate() for info in analysis.layers]
     slots: list[set[str]] = [set() for _ in analysis.cells]
     for slot in analysis.table:

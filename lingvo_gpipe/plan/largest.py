@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -62,93 +63,85 @@ class LargestMember:
     refusal: str = ""
 
 
-class Family:
-    """Tasks that differ in one integer."""
+def family(
+    task: Task.Params, grow: str, rebuild: Rebuild | None = None
+) -> Callable[[int], Task.Params]:
+    """Return a function from an integer to the task with that value.
 
-    def __init__(self, task: Task.Params, grow: str, rebuild: Rebuild | None = None) -> None:
-        """Make it.
+    Args:
+        task: a member.
+        grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
+        rebuild: None: only fields of the task can grow.
 
-        Args:
-            task: a member.
-            grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
-            rebuild: None: only fields of the task can grow.
+    Raises:
+        ParamsError: `grow` is neither, or the field is not an integer.
+    """
+    try:
+        value = task.get(grow)
+    except errors.ParamsError:
+        if rebuild is None:
+            raise
+        return functools.partial(rebuild, grow)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise errors.ParamsError(f"--grow={grow}: its value {value!r} is not an integer")
 
-        Raises:
-            ParamsError: `grow` is neither, or the field is not an integer.
-        """
-        self._task = task
-        self._grow = grow
-        self._rebuild = rebuild
+    def member(value: int) -> Task.Params:
+        copy = task.copy()
+        copy.set_path(grow, value)
+        return copy
+
+    return member
+
+
+def find(
+    member: Callable[[int], Task.Params],
+    partitions: int,
+    limit_bytes: int,
+    *,
+    together: bool = False,
+) -> LargestMember:
+    """Find the largest value with which every device stays within `limit_bytes`.
+
+    Doubles the value while it fits, then adds ever smaller steps. Values that the model refuses
+    (not a multiple of its heads, fewer layers than partitions) count as too large.
+
+    Args:
+        member: value → task.
+        partitions: K.
+        limit_bytes: memory of a device.
+        together: the limit is that of all devices together, which share one memory.
+    """
+
+    def planned(value: int) -> step_plan.Plan:
+        task = with_partitions(member(value), partitions).copy()
+        task.model.device_memory = None  # the limit is `limit_bytes`
+        return step_plan.make_for(task)
+
+    def fits(plan: step_plan.Plan) -> bool:
+        return (plan.together_bytes if together else plan.heaviest_bytes) <= limit_bytes
+
+    value, plan, refusal = 0, None, ""
+    for value in _SMALL_VALUES:  # the model may accept only some
         try:
-            value = task.get(grow)
-        except errors.ParamsError:
-            if rebuild is None:
-                raise
-            return
-        self._rebuild = None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise errors.ParamsError(f"--grow={grow}: its value {value!r} is not an integer")
-
-    def member(self, value: int, partitions: int) -> Task.Params:
-        """Return the task whose field has this value, with this many partitions."""
-        if self._rebuild is not None:
-            task = self._rebuild(self._grow, value)
+            plan = planned(value)
+            break
+        except errors.UserError as error:
+            refusal = str(error)
+    if plan is None:
+        return LargestMember(partitions, None, None, refusal=refusal)
+    if not fits(plan):
+        return LargestMember(partitions, None, plan)
+    step, grows = value, True
+    while step:
+        if len(plan.analysis.layers) > _MOST_LAYERS or value > 2**40:
+            return LargestMember(partitions, value, plan, is_largest=False)
+        larger = None
+        with contextlib.suppress(errors.UserError):
+            larger = planned(value + step)
+        if larger is not None and fits(larger):
+            value, plan = value + step, larger
+            step = value if grows else step
         else:
-            task = self._task.copy()
-            task.set_path(self._grow, value)
-        member = with_partitions(task, partitions).copy()
-        member.model.device_memory = None  # `largest` has a limit of its own
-        return member
-
-    def largest(
-        self, partitions: int, limit_bytes: int, *, together: bool = False
-    ) -> LargestMember:
-        """Find the largest value with which every device stays within `limit_bytes`.
-
-        Doubles the value while it fits, then adds ever smaller steps. Values that the model refuses
-        (not a multiple of its heads, fewer layers than partitions) count as too large.
-
-        Args:
-            partitions: K.
-            limit_bytes: memory of a device.
-            together: the limit is that of all devices together, which share one memory.
-        """
-
-        def fits(plan: step_plan.Plan) -> bool:
-            needed = plan.together_bytes if together else plan.heaviest_bytes
-            return needed <= limit_bytes
-
-        try:
-            value, plan = self._smallest(partitions)
-        except errors.UserError as refusal:
-            return LargestMember(partitions, None, None, refusal=str(refusal))
-        if not fits(plan):
-            return LargestMember(partitions, None, plan)
-        step, grows = value, True
-        while step:
-            if len(plan.analysis.layers) > _MOST_LAYERS or value > 2**40:
-                return LargestMember(partitions, value, plan, is_largest=False)
-            larger = None
-            with contextlib.suppress(errors.UserError):
-                larger = self._plan(value + step, partitions)
-            if larger is not None and fits(larger):
-                value, plan = value + step, larger
-                step = value if grows else step
-            else:
-                grows = False
-                step //= 2
-        return LargestMember(partitions, value, plan)
-
-    def _smallest(self, partitions: int) -> tuple[int, step_plan.Plan]:
-        """Return the first of some small round values that the model accepts, and its plan.
-
-        Raises:
-            UserError: it accepts none of them; the error is that of the last.
-        """
-        for value in _SMALL_VALUES[:-1]:
-            with contextlib.suppress(errors.UserError):
-                return value, self._plan(value, partitions)
-        return _SMALL_VALUES[-1], self._plan(_SMALL_VALUES[-1], partitions)
-
-    def _plan(self, value: int, partitions: int) -> step_plan.Plan:
-        return step_plan.make_for(self.member(value, partitions))
+            grows = False
+            step //= 2
+    return LargestMember(partitions, value, plan)

@@ -19,10 +19,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.graphs import fields as field_specs
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import memory_formulas, micro_batches, replicas, wiring
+from lingvo_gpipe.network import batch_fields, memory_formulas, micro_batches, replicas, wiring
 from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.plan import machine_memory, slot_times
 from lingvo_gpipe.plan.measuring import CellRunner, Clock, Stopwatch, devices_at_once
@@ -62,7 +61,7 @@ def balance_by_time(
         Seconds per layer of forward, recomputation and backward of one micro-batch.
     """
     times = layer_times(params, fields, runs=runs, warm_up=warm_up, clock=clock)
-    reuses = [cell.reuse for cell in network.analyze(params, field_specs.specs(fields)).cells]
+    reuses = [cell.reuse for cell in network.analyze(params, batch_fields.specs(fields)).cells]
     rows = recompute.costs(reuses, [layer.work for layer in times])
     return tuple(map(statistics.fmean, zip(*rows, strict=True)))
 
@@ -80,7 +79,7 @@ def layer_times(
     The arguments are those of `balance_by_time`.
     """
     # By micro-batches of the size that they have in training.
-    analysis = _layer_by_layer(*replicas.first_share(params, field_specs.specs(fields)))
+    analysis = _layer_by_layer(*replicas.first_share(params, batch_fields.specs(fields)))
     watch = Stopwatch(devices_at_once(params), runs=runs, warm_up=warm_up, clock=clock)
     layers = [info.params.instantiate() for info in analysis.layers]
     known: ProgramTimes = []
@@ -169,7 +168,7 @@ def _bytes(
     analysis: network.Analysis, cell: network.Cell, needs: CellBytes, watch: Stopwatch
 ) -> int:
     """Return the bytes that a cell's programs need on a device, with all copies of values."""
-    weights = memory_formulas.weights(analysis, cell.layers)
+    weights = memory_formulas.variables(analysis, cell.layers)
     own = weights.variables + weights.gradients + weights.copies
     values = (*cell.imports, *cell.exports_with_gradient)
     of_micro_batch = sum(base.spec_bytes(analysis.specs[v]) for v in values)

@@ -62,10 +62,10 @@ def plan(
             "--profile runs one model, --fit compares many. Leave one of the two out"
         )
     limit_bytes = units.parse_size(fit)
-    family = largest.Family(task, grow, rebuild)
+    member = largest.family(task, grow, rebuild)
     counts = largest.PARTITIONS if partitions is None else (partitions,)
-    members = [family.largest(k, limit_bytes) for k in counts]
-    if all(member.refusal for member in members):
+    members = [largest.find(member, k, limit_bytes) for k in counts]
+    if all(one.refusal for one in members):
         raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
     return render_largest(grow, limit_bytes, members)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.layers import base
@@ -290,15 +290,16 @@ def make(
     packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
 
     def cell_plan(cell: network.Cell, replica: int) -> CellPlan:
-        held = _variables(
+        elsewhere = {path for path, owner in exchange.owners.items() if owner != replica}
+        held = memory_formulas.variables(
             analysis,
-            cell,
+            cell.layers,
             known.slots,
-            elsewhere={path for path, owner in exchange.owners.items() if owner != replica},
+            elsewhere,
             num_replicas=num_replicas,
             accumulate=accumulate,
-            packed=packed,
         )
+        update = memory_formulas.packed_update if packed else memory_formulas.update
         return CellPlan(
             layers=tuple(analysis.layers[n].name for n in cell.layers),
             cost_share=cell.cost / (total_cost or 1.0),
@@ -309,7 +310,11 @@ def make(
             slot_bytes=held.slots,
             copy_bytes=held.copies,
             activation_bytes=peaks.devices[cell.device_number],
-            update_bytes=0 if optimizer_params is None else held.update,
+            update_bytes=(
+                0
+                if optimizer_params is None
+                else update(analysis, cell.layers, known.slots, elsewhere)
+            ),
             live_micro_batches=timeline.peak_live[cell.device_number],
             is_estimate=cell.device_number in estimated,
         )
@@ -396,63 +401,6 @@ def _step_s(timeline: simulate.Timeline, sending: hosts.ExchangeTimes | None) ->
     late = max(sending.weights_s[device] - start_s for device, start_s in begins.items())
     return max(late, 0.0) + max(
         span.end_s + sending.gradients_s[span.device] for span in timeline.spans
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Variables:
-    """Bytes that a cell of one replica holds for its variables: see `CellPlan`."""
-
-    variables: int
-    gradients: int
-    copies: int
-    slots: int
-    update: int
-
-
-def _variables(
-    analysis: network.Analysis,
-    cell: network.Cell,
-    slots: Mapping[str, int],
-    *,
-    elsewhere: Collection[str],
-    num_replicas: int,
-    accumulate: int,
-    packed: bool,
-) -> _Variables:
-    """Return what a cell of a replica holds for its variables.
-
-    Args:
-        analysis: analysis of the network.
-        cell: the cell.
-        slots: path → bytes of optimizer slots and average.
-        elsewhere: paths of variables that other replicas own.
-        num_replicas: R.
-        accumulate: mini-batches of an update.
-        packed: whether variables are packed, as they are on workers.
-    """
-    weights = memory_formulas.weights(analysis, cell.layers, elsewhere)
-    layers = [analysis.layers[n] for n in cell.layers]
-    owned = [
-        path
-        for path in dict.fromkeys(path for layer in layers for path in layer.paths.values())
-        if path in slots and analysis.owner_cell(path) == cell.index and path not in elsewhere
-    ]
-    specs = [analysis.variables[path] for path in owned]
-    received = sum(
-        replicas.received_bytes(spec, len(analysis.sizes), num_replicas) for spec in specs
-    )
-    earlier = sum(spec.size_bytes for spec in specs if spec.is_trained) if accumulate > 1 else 0
-    if packed:
-        update = memory_formulas.packed_update(analysis, cell.layers, slots, elsewhere)
-    else:  # a device updates layer after layer
-        update = max(memory_formulas.update(analysis, n, slots, elsewhere) for n in layers)
-    return _Variables(
-        variables=weights.variables,
-        gradients=weights.gradients + earlier + received,
-        copies=weights.copies,
-        slots=sum(slots[path] for path in owned),
-        update=update,
     )
 
 

@@ -235,7 +235,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> LayerBytes:
         for path in layers.owned_weights(layer.index)
     }
     # A tied weight needs no copy if its owner is in the same cell, which is not known here.
-    weights = memory_formulas.weights(layers, (layer.index,))
+    weights = memory_formulas.variables(layers, (layer.index,))
     held = memory_formulas.activations(layers, layer)
     fixed, excess = weights.gradients + weights.copies, 0
     for path in dict.fromkeys(layer.paths.values()):
@@ -253,7 +253,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> LayerBytes:
         left=2 * held.left,
         widest=held.beside if layer.has_gradient else held.forward,
         gradients=weights.gradients,
-        update=memory_formulas.update(layers, layer, slots),
+        update=memory_formulas.update(layers, (layer.index,), slots),
         excess=excess,
     )
 

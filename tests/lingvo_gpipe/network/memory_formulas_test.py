@@ -47,7 +47,7 @@ def test_an_update_holds_a_layers_new_values_and_its_largest_weight_again() -> N
     analysis = network_of(2, frozen=("d0/*",))
     slots = dict.fromkeys(analysis.variables, 0) | {"d1/kernel": 100, "d0/kernel": 10**9}
     kernel, bias = D * D * 4, D * 4
-    updates = [memory_formulas.update(analysis, layer, slots) for layer in analysis.layers]
+    updates = [memory_formulas.update(analysis, [n], slots) for n in range(len(analysis.layers))]
     # The first layer is frozen, and the error has no weights.
     assert updates == [0, kernel + bias + 100 + kernel, 0]
 

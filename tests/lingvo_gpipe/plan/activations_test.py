@@ -130,10 +130,3 @@ def test_a_cell_without_a_backward_holds_its_forward_alone() -> None:
     assert frozen.peaks["F"] >= 512 * 128 * 4
     assert (set(frozen.peaks), frozen.residual, frozen.is_estimate) == ({"F"}, 0, False)
     assert set(trained.peaks) == {"FB"}
-
-
-def test_more_threads_hold_more_at_once() -> None:
-    params, fields = CASES["dense"]
-    analysis = network.analyze(params.copy().set(fuse=False), fields)
-    (one,), (four,) = activations.traced(analysis, 1), activations.traced(analysis, 4)
-    assert one.peaks != four.peaks

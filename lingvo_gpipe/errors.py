@@ -81,31 +81,18 @@ class TrainingError(UserError, RuntimeError):
     """A run cannot continue (a loss that is not finite, a log directory that cannot be written)."""
 
 
-class HookError(UserError, RuntimeError):
-    """A hook of a run failed, or cannot be made."""
-
-
 class StepError(UserError, RuntimeError):
     """A step failed while it ran.
 
     Attributes:
         layer: name of the layer that failed; empty where it is not known.
         micro_batch: number of the micro-batch; None where it is not known.
-        full_device: number of the device that lacked memory; None: another cause.
     """
 
-    def __init__(
-        self,
-        text: str,
-        *,
-        layer: str = "",
-        micro_batch: int | None = None,
-        full_device: int | None = None,
-    ) -> None:
+    def __init__(self, text: str, *, layer: str = "", micro_batch: int | None = None) -> None:
         super().__init__(text)
         self.layer = layer
         self.micro_batch = micro_batch
-        self.full_device = full_device
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -61,12 +61,11 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
     options = job.options
     chosen = profiles.parse_steps(options.profile_steps) if options.profile_steps else range(0)
     if job.task.model.schedule != schedule.AUTO:
-        for flag, used in (("profile", options.profile and not chosen), ("hosts", options.hosts)):
+        for flag, used in (("profile", options.profile), ("hosts", options.hosts)):
             if used:
                 raise errors.ParamsError(
-                    f"training uses --{flag} only to choose by --schedule=auto"
-                    f"{' or with --profile_steps=A:B' if flag == 'profile' else ''}. Add it, or "
-                    f"leave --{flag} out"
+                    f"training uses --{flag} only to choose by --schedule=auto. Add it, or leave "
+                    f"--{flag} out"
                 )
     cluster = None if options.hosts is None else hosts.parse(options.hosts)
     measured = profiles.Profiles(chosen, layers=options.profile, hosts=cluster)

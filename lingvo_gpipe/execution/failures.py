@@ -223,7 +223,6 @@ def to_error(
         f"{where}, micro-batch {slot.micro_batch} of {num}, slot {slot}: {message}",
         layer=failure.layer,
         micro_batch=slot.micro_batch,
-        full_device=None if wanted is None else failure.device,
     )
 
 
@@ -239,9 +238,7 @@ def _full(
         return errors.StepError(f"layer {layer}: {_lack('a device', wanted)}", layer=layer)
     number = next(n for n, info in enumerate(analysis.layers) if info.name == layer)
     device = analysis.cells[analysis.cell_of(number)].device_number
-    return errors.StepError(
-        f"layer {layer}: {_lack(f'device {device}', wanted)}", layer=layer, full_device=device
-    )
+    return errors.StepError(f"layer {layer}: {_lack(f'device {device}', wanted)}", layer=layer)
 
 
 def _lack(device: str, wanted: re.Match[str]) -> str:

@@ -10,12 +10,10 @@ from typing import NamedTuple, TypeVar
 import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, packing, pipelining
-from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches, parts
 from lingvo_gpipe.network.groups import Group
-from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.task import Task, groups_of
 
@@ -181,25 +179,7 @@ class Learner:
             )
             if not isinstance(found, errors.StepError) or found.micro_batch is not None:
                 break
-        if isinstance(found, errors.StepError) and found.full_device is not None:
-            return errors.StepError(
-                f"{found}: {self._expected(found.full_device, groups[0][0].fields)}",
-                layer=found.layer,
-                micro_batch=found.micro_batch,
-                full_device=found.full_device,
-            )
         return found
-
-    def _expected(self, device: int, batch: Mapping[str, Nest]) -> str:
-        """Return what the plan expects on a device."""
-        planned = step_plan.make(
-            self.pipe.params,
-            {name: tf.nest.map_structure(tf.TensorSpec.from_tensor, batch[name]) for name in batch},
-            optimizer_params=self._params.optimizer,
-            averages=self._params.average is not None,
-            accumulate=self._params.accumulate * self.groups.count,
-        )
-        return f"{units.size(planned.device_bytes[device])} on device {device}"
 
     def _update(self, groups: Sequence[Group], begun_s: float) -> UpdateResult:
         if len(groups) == 1:

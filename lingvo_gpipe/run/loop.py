@@ -20,8 +20,6 @@ import dataclasses
 import math
 import os
 import shlex
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,7 +49,7 @@ from lingvo_gpipe.run import (
 from lingvo_gpipe.run.examples import Examples
 from lingvo_gpipe.run.histograms import Histograms
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import NO_PROFILES, Profiles, Recorder, planned
+from lingvo_gpipe.run.profiles import NO_PROFILES, Profiles, Recorder
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.tensorboard import RunWriters, StepReport
 from lingvo_gpipe.task import Task
@@ -222,10 +220,7 @@ class _Training:
         evaluation.check_names(pipe, params.eval)
         self._recorder: Recorder | None = None
         if options.profiles.steps:
-            plan = planned(params, pipe) if options.profiles.layers else None
-            self._recorder = Recorder(
-                options.profiles.steps, self._learner, logdir, options.report, plan
-            )
+            self._recorder = Recorder(options.profiles.steps, self._learner, logdir, options.report)
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
@@ -496,10 +491,7 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
     yield from synthetic.notices(params)
-    # The environment around this interpreter need not be active in the user's shell.
-    found = shutil.which("tensorboard")
-    program = ["tensorboard"] if found else [sys.executable, "-m", "tensorboard.main"]
-    yield f"to see the curves: {shlex.join([*program, '--logdir', str(logdir)])}"
+    yield f"to see the curves: tensorboard --logdir {shlex.quote(str(logdir))}"
     kept = checkpoints.newest(str(logdir / log_directory.BEST))
     if result.best is not None and kept is not None:
         step = checkpoints.step_of(kept)

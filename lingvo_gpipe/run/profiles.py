@@ -19,17 +19,16 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, packing, pipelining
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import analysis, replicas
-from lingvo_gpipe.plan import slot_times, step_plan
+from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.plan.hosts import Hosts
 from lingvo_gpipe.run import pictures, tensorboard, worker
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
 from lingvo_gpipe.schedule.slot import Slot
-from lingvo_gpipe.task import Task
 
 FOLDER = "timeline"
 """Folder of a log directory, for the traces."""
@@ -42,8 +41,7 @@ class Profiles:
 
     Attributes:
         steps: updates whose slots are timed, from 1 on.
-        layers: whether times of layers are measured, by which `--schedule=auto` chooses, and with
-            which `steps` are compared.
+        layers: whether times of layers are measured, by which `--schedule=auto` chooses.
         hosts: links and memory by which `--schedule=auto` chooses; they place no cell. None: not
             known.
     """
@@ -72,35 +70,6 @@ def parse_steps(text: str) -> range:
             "the first one and the one after the last, such as 10:12 for the steps 10 and 11"
         )
     return range(int(match[1]), int(match[2]))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Planned:
-    """Seconds of an update by measured layers, without input.
-
-    Attributes:
-        slots_s: seconds of the slots of each mini-batch or group.
-        update_s: seconds of the update.
-        layers: times of each layer.
-    """
-
-    slots_s: float
-    update_s: float
-    layers: Sequence[slot_times.LayerTime] | None
-
-
-def planned(params: Task.Params, pipe: pipelining.PipeliningLayer) -> Planned:
-    """Measure the layers of a network and its update; return the seconds of a step with its cuts.
-
-    Args:
-        params: params of the task.
-        pipe: the network.
-    """
-    own = params.copy()
-    own.model.cuts = tuple(len(cell.layers) for cell in pipe.analysis.cells)
-    known = step_plan.known_of(own, profile=True)
-    plan = step_plan.with_update(step_plan.make_for(own, profile=True, known=known), own)
-    return Planned(plan.step_s, plan.update_s or 0.0, known.layer_times)
 
 
 # --- clocks of workers ----------------------------------------------------------------------------
@@ -200,20 +169,15 @@ class StepAssembler:
         analysis: the network that runs each part.
     """
 
-    def __init__(
-        self,
-        analyzed: analysis.Analysis,
-        layers: Sequence[slot_times.LayerTime] | None = None,
-    ) -> None:
+    def __init__(self, analyzed: analysis.Analysis) -> None:
         """Prepare.
 
         Args:
-            analyzed: see `analysis`.
-            layers: times of each layer, which divide a slot into recomputation and backward, or a
-                fused one into forward and backward; None: by FLOPs.
+            analyzed: its FLOPs divide a slot into recomputation and backward, or a fused one into
+                forward and backward.
         """
         self.analysis = analyzed
-        self._layers = layers
+        self._times = slot_times.by_flops(analyzed)
 
     def step(self, parts: Sequence[Part], input_s: float) -> RecordedStep:
         """Return what was recorded of a step.
@@ -262,16 +226,10 @@ class StepAssembler:
         return timelines
 
     @functools.cached_property
-    def _times(self) -> Sequence[slot_times.LayerTime]:
-        """Times of the layers."""
-        return self._layers or slot_times.by_flops(self.analysis)
-
-    @functools.cached_property
     def _fused(self) -> float:
         """Share of the forward where it is fused with its backward."""
         times = slot_times.program_times(self.analysis, self.analysis.cells[-1], self._times)
-        # Measured apart, a forward may take longer than both together.
-        return min(1.0, times["F"] / times["FB"]) if times["FB"] else 1 / 3
+        return times["F"] / times["FB"] if times["FB"] else 1 / 3
 
     def _recomputed(self, num_micro_batches: int, slot: Slot) -> float:
         """Return the share of the recomputation in a slot."""
@@ -299,7 +257,6 @@ class Recorder:
         learner: Learner,
         logdir: Path,
         report: Callable[[str], None],
-        plan: Planned | None = None,
     ) -> None:
         """Prepare; the learner has run nothing yet.
 
@@ -308,17 +265,13 @@ class Recorder:
             learner: the network in training.
             logdir: log directory of the run.
             report: prints a line for the user.
-            plan: seconds of a step by measured layers; None: not measured.
         """
         self._chosen = chosen
         self._learner = learner
         self._logdir = logdir
         self._report = report
-        self._plan = plan
         self._stamps = learner.pipe.executor.note_times()
-        self._assembler = StepAssembler(
-            learner.pipe.analysis, None if plan is None else plan.layers
-        )
+        self._assembler = StepAssembler(learner.pipe.analysis)
         self._parts: list[Part] = []
         self._offsets: dict[int, ClockOffset] = {}
         self._reading_s: list[float] = []  # after each part
@@ -434,7 +387,7 @@ class Recorder:
         self._reading_s.append(time.time() - ended_s)
 
     def _compared(self, recorded: RecordedStep) -> str:
-        """Return one line that compares a step with its table, and with the plan.
+        """Return one line that compares a step with its table.
 
         The table has the median time of its slots, which leaves out what disturbs a few of them.
         """
@@ -442,16 +395,9 @@ class Recorder:
         medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
         needed_s = sum(breakdown.simulate_means(t.table, medians).makespan_s for t in timelines)
         measured_s = sum(recorded.rows[0].values())
-        line = (
+        return (
             f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "
             f"{1e3 * needed_s:.1f} ms that its table needs with the median time of each slot"
-        )
-        if self._plan is None:
-            return line
-        planned_s = len(timelines) * self._plan.slots_s + self._plan.update_s
-        return (
-            f"{line}, and {measured_s / planned_s:.2f} of the {1e3 * planned_s:.1f} ms that "
-            "--profile planned for slots and update"
         )
 
     def _labels(self, count: int, num_replicas: int) -> list[str]:

@@ -197,27 +197,6 @@ def _has_all_files(prefix: str) -> bool:
     return os.path.exists(f"{prefix}.index") and bool(data) and len(data) == int(data[0][-5:])
 
 
-def open_directory(directory: str) -> None:
-    """Make a directory of checkpoints; remove what was interrupted or rotated out there.
-
-    Raises:
-        CheckpointError: it has checkpoints of another program, which this one would replace.
-        OSError: it cannot be written.
-    """
-    os.makedirs(directory, exist_ok=True)
-    names = set(os.listdir(directory))
-    for name in sorted(names):
-        base = name.removesuffix(".index")
-        ours = any(base + mark in names for mark in (_PARAMS, _WRITING, _TORN))
-        if base != name and re.fullmatch(rf"{NAME}-\d+", base) and not ours:
-            raise errors.CheckpointError(
-                f"{os.path.join(directory, base)} was not written by this program: "
-                f"{base}{_PARAMS} is missing. Choose another --logdir, or start from it by "
-                "--checkpoint"
-            )
-    sweep(directory)
-
-
 def begin(prefix: str, text: str) -> None:
     """Write the params text of a checkpoint, which is not whole until `finish`."""
     with open(prefix + _WRITING, "w", encoding="utf-8", newline="") as file:

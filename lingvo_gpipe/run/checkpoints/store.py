@@ -74,8 +74,8 @@ class Matched:
 class WriterThread:
     """Writes checkpoints one after the other in a thread, while training goes on.
 
-    A checkpoint may refer to those before it (the best one). So after one that failed nothing is
-    written until its error has been raised.
+    A checkpoint may refer to those before it (the best one): after one that failed, those that
+    were begun are not written either.
     """
 
     def __init__(self) -> None:
@@ -84,46 +84,38 @@ class WriterThread:
         # other, so that training would wait until all is written.
         self._executor = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
         self._begun: list[concurrent.futures.Future[Written]] = []
-        self._has_failed = False
 
     def submit(self, job: Callable[[], Written]) -> concurrent.futures.Future[Written]:
-        """Do a job after those before it; raises the error of one of those that failed."""
-        self._raise_error()
-        self._begun.append(self._pool.submit(self._do, job))
-        return self._begun[-1]
+        """Do a job after those before it."""
+        before = self._begun[-1] if self._begun else None
 
-    def finished(self) -> list[Written]:
-        """Return the checkpoints that were completed since the last call; raises their errors."""
-        self._raise_error()
-        done = [future for future in self._begun if future.done()]
-        self._begun = [future for future in self._begun if future not in done]
-        return [future.result() for future in done]
+        def run() -> Written:
+            if before is not None:
+                before.result()
+            with context.executor_scope(self._executor):
+                return job()
+
+        self._begun.append(self._pool.submit(run))
+        return self._begun[-1]
 
     def join(self) -> None:
         """Wait until all is written."""
         concurrent.futures.wait(self._begun)
 
+    def finished(self) -> list[Written]:
+        """Return the checkpoints that were completed since the last call.
+
+        Raises:
+            CheckpointError: one cannot be written.
+        """
+        done = [future for future in self._begun if future.done()]
+        self._begun = [future for future in self._begun if future not in done]
+        return [future.result() for future in done]
+
     def close(self) -> BaseException | None:
         """Wait until all is written; return an error that was not raised."""
         self._pool.shutdown()
         return next(filter(None, (future.exception() for future in self._begun)), None)
-
-    def _raise_error(self) -> None:
-        if self._has_failed:
-            concurrent.futures.wait(self._begun)
-            failed = next(future for future in self._begun if future.exception())
-            self._begun, self._has_failed = [], False
-            failed.result()
-
-    def _do(self, job: Callable[[], Written]) -> Written:
-        if self._has_failed:
-            raise RuntimeError("a checkpoint before it failed")
-        try:
-            with context.executor_scope(self._executor):
-                return job()
-        except Exception:
-            self._has_failed = True
-            raise
 
 
 class Checkpoints:
@@ -160,7 +152,7 @@ class Checkpoints:
             resumed_from: the directory whose newest one the run would continue from; None: this.
 
         Raises:
-            CheckpointError: the directory cannot be written, or has another program's checkpoints.
+            CheckpointError: the directory cannot be written.
         """
         files.refuse_patterns(directory)
         self.directory = directory
@@ -179,7 +171,8 @@ class Checkpoints:
         with tf.device("CPU:0"):
             self._here = str(tf.constant(0).device)
         try:
-            files.open_directory(directory)
+            os.makedirs(directory, exist_ok=True)
+            files.sweep(directory)
         except OSError as error:
             raise errors.CheckpointError(
                 f"{directory}: checkpoints cannot be written here: {error.strerror}. Choose "
@@ -190,23 +183,17 @@ class Checkpoints:
         """Save the values of now under the number `step`; return the prefix of the files.
 
         The thread completes it later. Saving the step that was just saved or restored does nothing.
-
-        Raises:
-            CheckpointError: one before it cannot be written; older ones are kept.
         """
         prefix = os.path.join(self.directory, f"{files.NAME}-{step}")
-        if self._begun is not None and self._begun.done() and self._begun.exception():
-            self._present = None
-        if prefix == self._present:
-            return prefix
         begun = time.perf_counter()
         if self._begun is not None:  # so that values of two moments are never held
             concurrent.futures.wait([self._begun])
+        if prefix == self._present:
+            return prefix
         stored = packing.snapshot(self._variables)
         self._begun = self._thread.submit(
             functools.partial(self._write, prefix, stored, begun, time.perf_counter())
         )
-        self._present = prefix
         if self._waits:
             self._thread.join()
             self._thread.finished()
@@ -236,6 +223,7 @@ class Checkpoints:
             ) from error
         finally:
             self._stored = ()
+        self._present = prefix
         written_s = time.perf_counter() - taken
         step = files.step_of(prefix)
         return Written(prefix, step, taken - begun, written_s, files.size_of(prefix))

@@ -12,11 +12,9 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
-from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import executor
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.plan import step_plan
 from lingvo_gpipe.run import learner
 
 SCHEDULES = ("gpipe", "1f1b", "split")
@@ -236,7 +234,6 @@ def lack_of_memory(path: str) -> errors.StepError:
     with pytest.raises(errors.StepError) as raised:
         run(params, mini_batch(FAULTS["forward"]), path)
     assert raised.value.layer == "huge"
-    assert raised.value.full_device == 1
     text = str(raised.value)
     assert "out of memory on device 1, for a tensor float [1000000,4000000] of 14.6 TiB. " in text
     for setting in ("num_micro_batches", "num_partitions", "recompute="):
@@ -245,19 +242,16 @@ def lack_of_memory(path: str) -> errors.StepError:
     return raised.value
 
 
-def test_a_lack_of_memory_is_one_line_with_what_the_plan_expects() -> None:
-    text = str(lack_of_memory("learner"))
-    planned = step_plan.make(
-        pipeline(Fault(lambda: stack(Huge.Params(name="huge")), 1, 1, ()), 2, "1f1b", cuts=(2, 3)),
-        {"word": tf.TensorSpec([4], tf.int32), "label": tf.TensorSpec([4], tf.int32)},
-        optimizer_params=optim.Optimizer.Params(name="SGD", learning_rate=0.1),
-    )
-    expected = units.size(planned.device_bytes[1])
-    assert text.endswith(f"--mode=plan shows what each device needs: {expected} on device 1")
-
-
-@pytest.mark.reliability_full
-@pytest.mark.parametrize("path", ["value_and_gradients", "evaluate", "tape"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "learner",
+        *(
+            pytest.param(path, marks=pytest.mark.reliability_full)
+            for path in ("value_and_gradients", "evaluate", "tape")
+        ),
+    ],
+)
 def test_a_lack_of_memory_is_one_line(path: str) -> None:
     assert str(lack_of_memory(path)).endswith("--mode=plan shows what each device needs")
 
@@ -273,7 +267,6 @@ def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_
     )
     explained = pipe.explain(error, batch)
     assert isinstance(explained, errors.StepError)
-    assert explained.full_device == 1
     assert str(explained).startswith(
         "layer second: out of memory on device 1, for a tensor float [1024,1024] of 4.00 MiB. "
     )
@@ -291,7 +284,6 @@ def test_a_lack_of_memory_of_one_of_several_replicas_names_no_device() -> None:
     )
     explained = pipe.explain(error, batch)
     assert isinstance(explained, errors.StepError)
-    assert explained.full_device is None
     assert str(explained).startswith("layer second: out of memory on a device, for a tensor ")
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import tensorflow as tf
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution.monitoring import stamps
 from lingvo_gpipe.network import replicas
-from lingvo_gpipe.plan import profiling, slot_times
 from lingvo_gpipe.run import checkpoints, loop, profiles
 from lingvo_gpipe.run.profiles import Profiles
 from lingvo_gpipe.schedule import breakdown, simulate
@@ -160,26 +158,6 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
     assert "clocks differ from the chief's: worker 1: +3000.0 ms (± 0.0)" in line
 
 
-def test_measured_layers_are_compared_with_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned: list[tuple[int, ...] | None] = []
-
-    def measured(params: network.PipelineParams, _: object) -> tuple[slot_times.LayerTime, ...]:
-        planned.append(params.cuts)
-        return (slot_times.LayerTime(0.1, 0.2, 0.1, 0.3),) * len(network.layer_params(params))
-
-    monkeypatch.setattr(profiling, "layer_times", measured)
-    monkeypatch.setattr(profiling, "cell_times", lambda *_: None)  # so that layers add up
-    task, lines = tiny_task(max_steps=2), list[str]()
-    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3), layers=True))
-    (line,) = [line for line in lines if line.startswith("step 2:")]
-    assert line.endswith(" ms that --profile planned for slots and update")
-    assert len(planned) == 1
-    assert planned[0] is not None
-    assert len(planned[0]) == task.model.num_partitions
-
-
 def test_a_trace_that_cannot_be_written_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,13 +202,11 @@ def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
 BEGUN_S = 1_000.0
 
 
-def assembled(
-    num_replicas: int = 1, layers: Sequence[slot_times.LayerTime] | None = None
-) -> profiles.StepAssembler:
+def assembled(num_replicas: int = 1) -> profiles.StepAssembler:
     model = tiny_task().model
     model.set(num_replicas=num_replicas, num_micro_batches=3, schedule="gpipe")
     specs = {"point": tf.TensorSpec([9, 4]), "label": tf.TensorSpec([9], tf.int32)}
-    return profiles.StepAssembler(network.analyze(model, specs), layers)
+    return profiles.StepAssembler(network.analyze(model, specs))
 
 
 def part(
@@ -265,31 +241,6 @@ def test_parts_follow_each_other_without_what_is_between_them() -> None:
         assert row["forward"] == pytest.approx(6.0)
         assert row["recomputation"] + row["backward"] == pytest.approx(12.0)
         assert row["fill and drain"] == pytest.approx(6.0)
-
-
-def test_measured_layers_divide_slots() -> None:
-    """Of a backward of 2 s, a quarter is recomputed; the last cell recomputes nothing once."""
-    layers = [slot_times.LayerTime(1.0, 3.0, 1.0, 4.0)] * 4
-    assembler = assembled(layers=layers)
-    step = assembler.step([part(assembler, 3, BEGUN_S, 13.0)], 0.0)
-    first, second = step.rows
-    assert first["recomputation"] == pytest.approx(3 * 2.0 / 4)
-    assert first["backward"] == pytest.approx(3 * 2.0 * 3 / 4)
-    assert second["recomputation"] == pytest.approx(2 * 2.0 / 4)
-    by_flops = assembled().step([part(assembler, 3, BEGUN_S, 13.0)], 0.0).rows[0]
-    assert by_flops["recomputation"] != pytest.approx(first["recomputation"])
-
-
-def test_a_forward_that_is_measured_longer_than_the_fused_program_is_all_of_it() -> None:
-    """As where another process disturbed one of the two measurements."""
-    layers = [slot_times.LayerTime(1.0, 0.1, 1.1, 0.9)] * 4
-    assembler = assembled(layers=layers)
-    whole = part(assembler, 3, BEGUN_S, 13.0)
-    fused = [s for s in whole.spans if str(s.slot) != "1B2"]  # its backward is in its forward
-    step = assembler.step([profiles.Part(whole.around, fused)], 0.0)
-    for row in step.rows:
-        assert min(row.values()) >= -1e-9
-        assert row["recomputation"] <= 3 * 2.0
 
 
 def test_a_replica_without_micro_batches_waits_for_the_others() -> None:

@@ -327,18 +327,6 @@ def test_an_unwritable_directory_is_reported(tmp_path: pathlib.Path) -> None:
         checkpoints.Checkpoints(str(tmp_path / "file" / "logs"), network())
 
 
-def test_another_programs_checkpoints_are_left_alone(tmp_path: pathlib.Path) -> None:
-    tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "ckpt"))
-    files = sorted(os.listdir(tmp_path))
-    with pytest.raises(
-        errors.CheckpointError, match=r"ckpt-1 was not written by this program: ckpt-1\.par"
-    ):
-        checkpoints.Checkpoints(str(tmp_path), network(), "text")
-    assert sorted(os.listdir(tmp_path)) == files
-    with pytest.raises(errors.CheckpointError, match="of another network"):
-        checkpoints.restore(str(tmp_path / "ckpt-1"), network(), {})
-
-
 # A process per instant, of one that has imported TensorFlow and computed nothing with it.
 KILLED_CHILDREN = """
     import os, signal, sys, threading

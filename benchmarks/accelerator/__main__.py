@@ -127,6 +127,7 @@ def ask(
         text=True,
         errors="replace",
         start_new_session=True,
+        cwd=Path(__file__).parents[2],
         env={"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ,
     ) as process:
         timer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 
 from benchmarks.accelerator.question import Answers, Setting
 
@@ -26,7 +27,12 @@ def answers(setting: Setting) -> Answers:
     with (
         errors.open("w", encoding="utf-8") as file,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[2],
         ) as process,
     ):
         for line in process.stdout or ():

@@ -1,70 +1,53 @@
 """Do text fields stay on the host, where all their kernels are, and does the step train?
 
-The second cell hashes words; gradients must be those with the same ids as numbers.
+The second cell hashes words; its gradients must be those with the same ids as numbers.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.accelerator.question import Answers, Setting, attempt
-from lingvo_gpipe import layers, pipelining
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe import keras_layers, layers, pipelining
 
 BUCKETS = 7
 WORDS = ("cell", "slot", "micro", "batch", "replica", "table", "bubble", "link")
 
 
-class Hash(base.Layer):
-    """word: [B] string, or ids: [B] int64 → ids."""
-
-    class Params(base.Layer.Params):
-        """Params of Hash."""
-
-        def _meta(self, *specs: SpecNest) -> base.Meta:
-            return base.Meta(tf.TensorSpec(specs[0].shape, tf.int64))
-
-    def fprop(self, theta: base.Theta, inputs: Nest, ctx: base.Context) -> Nest:
-        """Return the bucket of each word."""
-        del theta, ctx
-        return _buckets(inputs) if inputs.dtype == tf.string else inputs
-
-
 def answers(setting: Setting) -> Answers:
     """Yield how far gradients with text are from those with numbers."""
     devices = setting.devices(2, memory_mib=2048)
-    words = tf.constant(WORDS)
-    texts = attempt(_gradients, devices, words)
+    hashing = keras.layers.Hashing(BUCKETS)
+    hashed = keras_layers.from_keras(hashing).set(reads=("word",), writes=("ids",))
+    texts = attempt(_gradients, devices, {"word": tf.constant(WORDS)}, [hashed])
     yield "step with text", texts if "error" in texts else "ran"
     if "error" not in texts:
-        numbers = _gradients(devices, _buckets(words))
+        numbers = _gradients(devices, {"ids": hashing(tf.constant(WORDS))}, [])
         differences = [np.abs(texts[path] - value).max() for path, value in numbers.items()]
         yield "largest difference", float(max(differences))
 
 
-def _buckets(words: tf.Tensor) -> tf.Tensor:
-    return tf.strings.to_hash_bucket_fast(words, BUCKETS)
-
-
-def _gradients(devices: list[str], words: tf.Tensor) -> dict[str, Any]:
+def _gradients(
+    devices: list[str], words: dict[str, tf.Tensor], hashed: list[layers.Layer.Params]
+) -> dict[str, Any]:
     pipe = pipelining.PipeliningLayer.Params(
         layers=[
             layers.Dense.Params(units=4, reads=("x",), writes=("dense",)),
-            Hash.Params(reads=("word",), writes=("ids",)),
+            *hashed,
             layers.Embedding.Params(vocabulary=BUCKETS, units=4, reads=("ids",), writes=("rows",)),
             layers.Add.Params(reads=("dense", "rows"), writes=("x",)),
             layers.Softmax.Params(classes=3),
         ],
         num_partitions=2,
         num_micro_batches=2,
-        cuts=(1, 4),
+        cuts=(1, 3 + len(hashed)),
         devices=tuple(devices),
     ).instantiate()
     count = len(WORDS)
-    batch = {"x": tf.ones([count, 3]), "word": words, "label": tf.range(count) % 3}
+    batch = {"x": tf.ones([count, 3]), "label": tf.range(count) % 3, **words}
     gradients = pipe.value_and_gradients(batch).gradients
     return {path: tf.convert_to_tensor(gradient).numpy() for path, gradient in gradients.items()}

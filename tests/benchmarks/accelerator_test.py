@@ -133,7 +133,11 @@ def test_a_question_is_ended_when_its_time_is_over(
 def test_the_command_writes_answers_and_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.accelerator", "--cpu", "--only=strings"]
     done = subprocess.run(
-        [*command, f"--output={tmp_path}"], check=True, capture_output=True, text=True
+        [*command, f"--output={tmp_path}"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=FOLDER.parents[1],
     )
     assert "strings: largest difference: 0.0\n" in done.stdout
     assert done.stdout.endswith(f"results: {tmp_path}/results.json\n")

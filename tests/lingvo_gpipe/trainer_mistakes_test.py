@@ -36,7 +36,8 @@ def run(
         (["--model=lab.Tiny", "--data=real"], "ParamsError: argument --data: invalid choice: 'r"),
         (
             ["--model=lab.Tiny", "--logdir=/x", "--profile"],
-            "ParamsError: training uses --profile only to choose by --schedule=auto. Add it, or leave",
+            "ParamsError: training uses --profile only to choose by --schedule=auto. Add it, or "
+            "leave",
         ),
         (
             ["--model=lab.Tiny", "--logdir=/x", "--hosts=2x4"],

@@ -18,7 +18,6 @@ import itertools
 import json
 import re
 import shlex
-import signal
 import statistics
 import sys
 import time
@@ -117,7 +116,7 @@ def _run(arguments: list[str], program: Sequence[str]) -> int:
     try:
         for each in runs:
             code = 0 if each.metrics() else each.train(program)
-            if code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
+            if code - 128 in signals.ENDING:
                 return code
             if not each.metrics():
                 output.note(f"{each.name} failed with exit code {code}, or evaluated nothing")

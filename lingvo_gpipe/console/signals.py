@@ -1,4 +1,4 @@
-"""What a command does at SIGTERM and Ctrl-C: stop and save, or pass the signal on."""
+"""What a command does at a signal that asks it to end: stop and save, or pass the signal on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that ask a program to end. Slurm sends SIGUSR1 before a job's time is over."""
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Call `handler` at SIGTERM and Ctrl-C inside the `with` block."""
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    """Call `handler` at each signal of `ENDING` inside the `with` block."""
+    before = {number: signal.signal(number, handler) for number in ENDING}
     try:
         yield
     finally:
@@ -23,13 +24,13 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 class StopRequest:
-    """Turns the first SIGTERM or Ctrl-C into a request to stop; the second ends the process.
+    """Turns the first signal of `ENDING` into a request to stop; the second ends the process.
 
     Signals are handled from the first call of `should_stop` on: work that never asks is ended by
     the first signal.
 
     Attributes:
-        seen: the signal that `should_stop` has reported; None: the work was not cut off.
+        seen: the signal that `should_stop` has reported; None: the work was not interrupted.
     """
 
     def __init__(self) -> None:
@@ -53,8 +54,8 @@ class StopRequest:
         del frame
         self._received = number
         # Python's handler waits for the operation that runs; the system's default does not.
-        for known in _SIGNALS:
-            signal.signal(known, signal.SIG_DFL)
+        for each in ENDING:
+            signal.signal(each, signal.SIG_DFL)
 
     def __exit__(self, *_: object) -> None:
         self._handlers.close()

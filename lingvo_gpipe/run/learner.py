@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.nests import Nest, SpecNest, floating
 from lingvo_gpipe.network import micro_batches, parts
 from lingvo_gpipe.network.groups import Group
+from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.task import Task, groups_of
 
@@ -45,6 +46,20 @@ class _Sums(NamedTuple):
     losses: dict[str, tf.Tensor]
     sums: dict[str, Nest]
     moments: dict[str, Nest]
+
+
+class NonfiniteField(NamedTuple):
+    """Where a mini-batch has a value that is not finite.
+
+    Attributes:
+        batch: number of the mini-batch in the update.
+        name: name of the field.
+        row: number of the example; None: the field has no examples.
+    """
+
+    batch: int
+    name: str
+    row: int | None
 
 
 class Learner:
@@ -149,6 +164,29 @@ class Learner:
             )
             if place != "nowhere":
                 return place
+        return None
+
+    def nonfinite_field(self, batches: Sequence[Mapping[str, Nest]]) -> NonfiniteField | None:
+        """Return the first value of mini-batches that is not finite; None: all are.
+
+        Only fields that a layer reads count: values that nothing reads do no harm.
+
+        Args:
+            batches: the mini-batches of the update.
+        """
+        wiring = self.pipe.analysis.wiring
+        versions = [wiring.versions[version] for reads in wiring.reads for version in reads]
+        names = {version.name for version in versions if version.producer == FIELD}
+        for number, batch in enumerate(batches):
+            for name in sorted(names):
+                for tensor in floating(batch[name]):
+                    with tf.device(tensor.device):
+                        places = tf.where(~tf.math.is_finite(tensor))
+                    if len(places):
+                        axis = self.pipe.params.batch_dim
+                        has_rows = name not in self.pipe.params.unbatched
+                        row = int(tf.reduce_min(places[:, axis])) if has_rows else None
+                        return NonfiniteField(number, name, row)
         return None
 
     def _groups(self, batches: Sequence[Mapping[str, Nest]]) -> Iterator[tuple[Group, int]]:

@@ -351,6 +351,7 @@ class _Training:
 
         Raises:
             TrainingError: it is not finite.
+            InputError: it is not finite because a field of the data is not.
         """
         learner, step = self._learner, self.state.step
         every = self._params.train.histogram_interval_steps
@@ -390,13 +391,22 @@ class _Training:
         params = self._params.train.loss_scale
         return scale is not None and params is not None and params.dynamic and float(scale) > 1.0
 
-    def _not_finite(self, batches: Batches, step: int) -> errors.TrainingError:
+    def _not_finite(self, batches: Batches, step: int) -> errors.UserError:
         """Return the error for an update that is not finite, with the place where it began."""
-        place = self._learner.first_nonfinite(batches, step) or "the update itself"
+        field = self._learner.nonfinite_field(batches)
+        place = None if field else self._learner.first_nonfinite(batches, step)
         with contextlib.suppress(errors.CheckpointError):
             self.state.wait()
         whole = checkpoints.newest(self.state.checkpoints.directory)
         last = f"the last good checkpoint is {whole}" if whole else "there is no checkpoint yet"
+        if field is not None:
+            number = int(self.state.position.numpy()) - len(batches) + field.batch
+            where = "" if field.row is None else f" in row {field.row}"
+            return errors.InputError(
+                f"the update of step {step} is not finite, because mini-batch {number} is not: its "
+                f"field {field.name!r} holds a NaN or an infinity{where}; {last}. Correct the data"
+            )
+        place = place or "the update itself"
         if not self._params.train.finite_guard:  # by now the weights are not finite either
             place += ", or before it (train.finite_guard=True shows the place)"
         return errors.TrainingError(

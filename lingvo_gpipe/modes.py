@@ -69,21 +69,6 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
                 )
     cluster = None if options.hosts is None else hosts.parse(options.hosts)
     measured = profiles.Profiles(chosen, layers=options.profile, hosts=cluster)
-    if options.dry_run:
-        if chosen:
-            raise errors.ParamsError(
-                "--dry_run computes one step, in which programs are traced. Leave --profile_steps "
-                "out, or --dry_run"
-            )
-        loop.dry_run(
-            job.task,
-            job.logdir,
-            evaluate=evaluate,
-            start=job.checkpoint,
-            report=job.report,
-            profiles=measured,
-        )
-        return
     loop.run(
         job.task,
         _logdir(job),
@@ -208,7 +193,6 @@ MODES: dict[str, registry.Mode] = {
 # Options that only some modes read, and which of these modes read them.
 _MODES_OF_OPTION = {
     "follow": ("eval",),
-    "dry_run": ("train", "train_eval"),
     "fit": ("plan",),
     "grow": ("plan",),
     "profile": ("plan", "train", "train_eval"),

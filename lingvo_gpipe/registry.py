@@ -65,7 +65,6 @@ class Options:
 
     Attributes:
         follow: evaluate each new checkpoint of a run.
-        dry_run: try everything, and leave nothing.
         fit: bytes of a device, as text.
         grow: the field whose largest value is searched.
         profile: run the layers and plan by their measured times.
@@ -77,7 +76,6 @@ class Options:
     """
 
     follow: bool = False
-    dry_run: bool = False
     fit: str | None = None
     grow: str | None = None
     profile: bool = False

@@ -49,12 +49,6 @@ class Train(optim.Updater.Params):
     log_interval_steps: int = hyperparams.field(
         10, "Updates between two points of TensorBoard's curves."
     )
-    histogram_interval_steps: int = hyperparams.field(
-        0,
-        "Updates between two histograms of weights and gradients in TensorBoard, each of which "
-        "takes as long as an update of one mini-batch, or one group of it (`model.group_size`), "
-        "whose gradients are counted; 0: none.",
-    )
     stall_after_s: float = hyperparams.field(
         600.0,
         "Seconds after which a mini-batch that is not read, or a step that does not end, is "
@@ -284,7 +278,6 @@ def check(params: Task.Params) -> None:
         "train.save_interval_steps": (train.save_interval_steps, 1),
         "train.keep_checkpoints": (train.keep_checkpoints, 1),
         "train.log_interval_steps": (train.log_interval_steps, 1),
-        "train.histogram_interval_steps": (train.histogram_interval_steps, 0),
         "eval.interval_steps": (evaluation.interval_steps, 1),
         "eval.patience": (evaluation.patience, 1),
         "eval.examples": (evaluation.examples, 0),

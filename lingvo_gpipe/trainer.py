@@ -120,7 +120,6 @@ def flags() -> Flags:
     )
     flags.text("checkpoint", "Checkpoint to evaluate or export, or to start from.")
     flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
-    flags.switch("dry_run", "Tries input, a step, an evaluation, a checkpoint; leaves nothing.")
     flags.number("max_steps", "Updates to train for.")
     flags.number("save_interval_steps", "Updates between two checkpoints.")
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")

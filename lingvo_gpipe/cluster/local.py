@@ -28,7 +28,7 @@ PRIVATE = "LINGVO_GPIPE_PRIVATE_NETWORK"
 """Set in the processes of a private network."""
 NO_NETWORK = (
     "with --workers=local:N a run has a network of its own, in which it reaches no other host. To "
-    "prepare data, run the command once with --dry_run and without --workers; or use "
+    "prepare data, run the command once with --max_steps=1 and without --workers; or use "
     "--workers=open:N, which lets other hosts reach TensorFlow's ports"
 )
 _DRIVER = Path("/proc/driver/nvidia/gpus")

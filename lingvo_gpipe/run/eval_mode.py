@@ -24,7 +24,6 @@ from lingvo_gpipe.run import (
 from lingvo_gpipe.run.evaluation import (
     Evaluation,
     EvaluationTexts,
-    batches,
     check_names,
     evaluate,
 )
@@ -91,7 +90,7 @@ class CheckpointEvaluator:
         )
         found = evaluate(
             self.pipe,
-            batches(self._source, self._params.eval),
+            self._source.evaluation(self._params.eval.split),
             step=restored.step,
             groups=self._groups,
             metrics=self._params.eval.metrics,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,7 +18,6 @@ from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.groups import Groups
 from lingvo_gpipe.run.examples import Example, Examples
-from lingvo_gpipe.run.worker_input import Source
 from lingvo_gpipe.task import Task, Texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -219,20 +217,6 @@ def _not_a_number(name: str, numbers: Iterable[str]) -> errors.ParamsError:
         f"eval.best names {name!r}, which is not a single number, so checkpoints cannot be "
         f"compared. Name one of {', '.join(numbers)}"
     )
-
-
-def batches(
-    source: Source, params: task.Eval, most: int | None = None
-) -> Iterable[Mapping[str, Nest]]:
-    """Return the mini-batches of an evaluation.
-
-    Args:
-        source: input of the task, or the worker that reads it.
-        params: params of the task.
-        most: largest number of mini-batches; None: all, with each example exactly once.
-    """
-    all_batches = source.evaluation(params.split)
-    return all_batches if most is None else itertools.islice(all_batches, most)
 
 
 class EvaluationTexts:

@@ -134,28 +134,6 @@ def kept_values(folder: Path) -> dict[str, str] | None:
     return None if newest is None else text.written_values(newest[1])
 
 
-def try_out(folder: Path, params: Task.Params, assets: Mapping[str, bytes]) -> None:
-    """Check that a run could begin or continue in `folder`; leave nothing there.
-
-    Args:
-        folder: folder of the run.
-        params: params of the task.
-        assets: assets of its input, name → content.
-
-    Raises:
-        TrainingError: it could not.
-    """
-    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock_is_new = not (folder / LOCK).exists()
-    with locked(folder):
-        if check_params(folder, params, report=None) is not None:
-            check_assets(folder, assets)
-    if lock_is_new:
-        (folder / LOCK).unlink()
-    for path in new_folders:
-        path.rmdir()
-
-
 def check_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     """Refuse data whose assets differ from those that the run began with.
 

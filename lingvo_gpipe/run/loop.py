@@ -20,7 +20,6 @@ import dataclasses
 import math
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +46,6 @@ from lingvo_gpipe.run import (
     worker_input,
 )
 from lingvo_gpipe.run.examples import Examples
-from lingvo_gpipe.run.histograms import Histograms
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.run.profiles import NO_PROFILES, Profiles, Recorder
 from lingvo_gpipe.run.run_state import RunState
@@ -88,7 +86,6 @@ class _Options:
     note_step: Callable[[int], None] = lambda _: None
     profiles: Profiles = NO_PROFILES
     callbacks: Sequence[keras.callbacks.Callback] = ()
-    dry_run: bool = False  # one mini-batch per evaluation, and no callbacks
 
 
 def run(
@@ -144,51 +141,6 @@ def run(
     return result
 
 
-def dry_run(
-    params: Task.Params,
-    logdir: str | os.PathLike[str] | None,
-    *,
-    evaluate: bool = True,
-    start: str | None = None,
-    report: Callable[[str], None] = logging.info,
-    profiles: Profiles = NO_PROFILES,
-) -> None:
-    """Try everything that could fail later: input, an update, an evaluation, a checkpoint.
-
-    An input that cannot be served is reported: training needs no `serving`, but export does.
-
-    Args:
-        params: params of the task.
-        logdir: checked for use; nothing is left in it. None: not checked.
-        evaluate: as in `run`.
-        start: as in `run`.
-        report: as in `run`.
-        profiles: as in `run`; no updates are timed.
-    """
-    params, source = _prepare(params, report)
-    kept = None if logdir is None else log_directory.kept_values(Path(logdir))
-    params = auto.resolved(
-        params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
-    )
-    process.check_memory(params, source, report)
-    if logdir is not None:
-        log_directory.try_out(Path(logdir), params, source.assets())
-    short = params.copy()
-    short.train.max_steps = min(1, params.train.max_steps)
-    with tempfile.TemporaryDirectory(prefix="lingvo_gpipe_dry_run_") as temporary:
-        options = _Options(evaluate, report, dry_run=True)
-        with contextlib.closing(_Training(short, source, Path(temporary), options)) as trial:
-            trial.restore(start, None)
-            trial.train()
-            trial.state.checkpoints.restore()
-    try:
-        params.instantiate().serving(source)
-    except errors.InputError as error:
-        report(f"--mode=export will not be possible: {error}, now or after training")
-    tried = ("input", "an update", *(("an evaluation",) if evaluate else ()))
-    report(f"dry run: {', '.join(tried)} and a checkpoint went well; nothing is kept")
-
-
 def _prepare(params: Task.Params, report: Callable[[str], None]) -> tuple[Task.Params, Input]:
     """Check a task and complete it; return its params and its input."""
     task.check(params)
@@ -224,7 +176,6 @@ class _Training:
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
-        self._histograms = Histograms(pipe, lambda: self._learner.updater.loss_scale)
         self._texts = evaluation.EvaluationTexts(params, pipe, source, options.report)
         self.state = RunState(params, self._learner, logdir, evaluates=options.evaluate)
         self._model = RunModel(
@@ -248,8 +199,6 @@ class _Training:
 
     def _listed_callbacks(self) -> keras.callbacks.Callback | None:
         """Return the run's callbacks as one; None: it has none."""
-        if self._options.dry_run:
-            return None
         own = [params.make(self._logdir) for params in self._params.train.callbacks]
         every = [*own, *self._options.callbacks]
         if not every:
@@ -354,12 +303,6 @@ class _Training:
             InputError: it is not finite because a field of the data is not.
         """
         learner, step = self._learner, self.state.step
-        every = self._params.train.histogram_interval_steps
-        if every and (step + 1) % every == 0:
-            with self._watchdog.watching(f"the histograms of step {step}"):
-                group = learner.groups.cut(batches[0])[0].fields
-                counted = self._histograms(group, learner.step.read_value())
-            writers.train.histograms(step + 1, counted)
         begun, traces = time.perf_counter(), learner.num_traces
         scale = learner.updater.loss_scale
         recorded = (
@@ -449,7 +392,7 @@ class _Training:
         params, options, step = self._params.eval, self._options, self.state.step
         name = f"a mini-batch of the evaluation at step {step}"
         self._call("on_test_begin")
-        batches = evaluation.batches(self._source, params, 1 if options.dry_run else None)
+        batches = self._source.evaluation(params.split)
         with self._learner.updater.averaged():
             evaluated = evaluation.evaluate(
                 self._pipe,

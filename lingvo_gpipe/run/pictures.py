@@ -1,9 +1,9 @@
-"""Pictures for TensorBoard: confusion matrices, examples with predictions, breakdowns of a step."""
+"""Pictures for TensorBoard: confusion matrices, and examples with their predictions."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from matplotlib import axes, colors, figure, ticker
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.run.examples import Example
-from lingvo_gpipe.schedule import breakdown
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -219,56 +218,3 @@ def percent(share: float) -> str:
     ('99%', '100%')
     """
     return f"{int(np.floor(share * 100 + 1e-6))}%"
-
-
-# --- breakdowns -----------------------------------------------------------------------------------
-
-_COLOURS = {
-    "forward": "#4C78A8",
-    "recomputation": "#9FB8D9",
-    "backward": "#E08E45",
-    "transfer": "#8C6BB1",
-    "imbalance": "#D9D9D3",
-    "fill and drain": "#F1F1EE",
-    "update": "#72A776",
-    "input": "#D9B23D",
-    "start": "#B9B9B9",
-    "rest": "#7F7F7F",
-}
-
-
-def of_breakdown(rows: Sequence[Mapping[str, float]], labels: Sequence[str]) -> bytes:
-    """Return where the time of a step went, as PNG: a bar per device, a box per part, in percent.
-
-    Args:
-        rows: of each device, part → seconds; see `breakdown.of_step`.
-        labels: names of the devices.
-    """
-    picture = figure.Figure(figsize=(12.0, 1.3 + 0.5 * len(rows)), dpi=120, layout="constrained")
-    plot = picture.add_subplot()
-    left = [0.0] * len(rows)
-    for name in breakdown.PARTS:
-        shares = [max(0.0, row[name]) / sum(row.values()) for row in rows]
-        if not any(shares):
-            continue
-        boxes = plot.barh(
-            labels, shares, left=left, color=_COLOURS[name], edgecolor="white", label=name
-        )
-        texts = [f"{share:.0%}" if share >= 0.04 else "" for share in shares]
-        plot.bar_label(boxes, texts, label_type="center", fontsize=8.5)
-        left = [before + share for before, share in zip(left, shares, strict=True)]
-    plot.set_xlim(0, max(left))
-    plot.invert_yaxis()
-    plot.xaxis.set_major_formatter("{x:.0%}")
-    plot.tick_params(length=0)
-    plot.spines[:].set_visible(False)
-    handles, names = plot.get_legend_handles_labels()
-    picture.legend(
-        handles,
-        names,
-        loc="outside upper center",
-        ncols=len(names),
-        frameon=False,
-        handlelength=1.2,
-    )
-    return _png(picture)

@@ -2,7 +2,7 @@
 
 `--profile_steps=A:B` times the slots of these steps; none of their numbers changes. Each becomes a
 trace for Perfetto, beside what its table needs by simulation, and pictures and a breakdown in
-TensorBoard. TensorFlow's own profiler, which slows a step down, records the step after them.
+TensorBoard.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import re
 import statistics
 import time
@@ -25,7 +24,7 @@ from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import analysis, replicas
 from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.plan.hosts import Hosts
-from lingvo_gpipe.run import pictures, tensorboard, worker
+from lingvo_gpipe.run import tensorboard
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
 from lingvo_gpipe.schedule.slot import Slot
@@ -268,7 +267,7 @@ class Recorder:
         """
         self._chosen = chosen
         self._learner = learner
-        self._logdir = logdir
+        self._folder = logdir / FOLDER
         self._report = report
         self._stamps = learner.pipe.executor.note_times()
         self._assembler = StepAssembler(learner.pipe.analysis)
@@ -276,25 +275,12 @@ class Recorder:
         self._offsets: dict[int, ClockOffset] = {}
         self._reading_s: list[float] = []  # after each part
         self._has_recorded = False
-        self._has_traced = False
 
     @contextlib.contextmanager
     def watching(self, step: int) -> Iterator[None]:
-        """Record the step that runs inside if it was chosen, or follows the chosen ones."""
-        if step in self._chosen:
-            with self.noting():
-                yield
-        elif step == self._chosen.stop and self._has_recorded:
-            with self._traced_by_tensorflow(step):
-                yield
-        else:
-            yield
-
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note the times of the step that runs inside."""
+        """Note the times of the step that runs inside, if it was chosen."""
         self._parts, self._offsets, self._reading_s = [], {}, []
-        self._learner.after_part = self._note
+        self._learner.after_part = self._note if step in self._chosen else None
         try:
             yield
         finally:
@@ -314,29 +300,22 @@ class Recorder:
         if step not in self._chosen:
             return 0.0
         self._has_recorded = True
-        recorded = self.last(input_s)
-        folder = self._logdir / FOLDER
+        recorded = self._recorded(input_s)
         for number, timelines in enumerate(recorded.timelines):
             both = {"measured": timelines, "simulated": list(map(_simulated_beside, timelines))}
             joined = {name: simulate.joined(each) for name, each in both.items()}
-            path = folder / f"step_{step}_replica_{number}.json"
+            path = self._folder / f"step_{step}_replica_{number}.json"
             tensorboard.write_text(path, drawing.chrome_trace(joined))
-        labels = self._labels(len(recorded.rows), len(recorded.timelines))
-        table = breakdown.table_of(recorded.rows, labels)
-        measured = recorded.timelines[0]
-        lines = [*units.table(table, "l" + "r" * (len(table[0]) - 1)), self._compared(recorded)]
-        tensorboard.write_text(folder / f"step_{step}.txt", "\n".join(lines) + "\n")
-        writer.png(
-            step, "timeline/measured", drawing.draw(measured[-1].later(-measured[-1].first_s))
-        )
-        simulated = drawing.draw(_simulated(measured[-1]))
-        writer.png(step, "timeline/simulated_from_means", simulated)
-        writer.png(step, "timeline/breakdown", pictures.of_breakdown(recorded.rows, labels))
+        table = breakdown.table_of(recorded.rows, self._labels(recorded))
+        lines = [*units.table(table, "l" + "r" * (len(table[0]) - 1)), _compared(recorded)]
+        last = recorded.timelines[0][-1]
+        writer.png(step, "timeline/measured", drawing.draw(last.later(-last.first_s)))
+        writer.png(step, "timeline/simulated_from_means", drawing.draw(_simulated(last)))
         writer.text(step, "timeline/breakdown", "\n".join(lines))
         writer.flush()
         parts = f", {recorded.num_parts} mini-batches or groups" if recorded.num_parts > 1 else ""
         self._report("\n".join([f"step {step}{parts}:", *lines]))
-        self._report(f"traces for ui.perfetto.dev: {folder}")
+        self._report(f"traces for ui.perfetto.dev: {self._folder}")
         if self._offsets:
             offsets = ", ".join(
                 f"worker {n}: {1e3 * o.seconds:+.1f} ms (± {1e3 * o.error_s:.1f})"
@@ -346,28 +325,19 @@ class Recorder:
         return sum(self._reading_s)
 
     def finish(self, last_step: int) -> None:
-        """Report it if none of the chosen steps was computed, or not the one after them.
+        """Report it if none of the chosen steps was computed.
 
         Args:
             last_step: number of the run's last step.
         """
-        flag = f"--profile_steps={self._chosen.start}:{self._chosen.stop}"
         if not self._has_recorded:
             self._report(
-                f"{flag}: this run has computed none of these steps; its last one was {last_step}"
-            )
-        elif not self._has_traced:
-            self._report(
-                f"{flag}: no profile for TensorBoard's xprof, which records step "
-                f"{self._chosen.stop}; the run's last one was {last_step}"
+                f"--profile_steps={self._chosen.start}:{self._chosen.stop}: this run has computed "
+                f"none of these steps; its last one was {last_step}"
             )
 
-    def last(self, input_s: float = 0.0) -> RecordedStep:
-        """Return the timelines and the parts of the step that has just ended.
-
-        Args:
-            input_s: seconds for which it waited for its mini-batches.
-        """
+    def _recorded(self, input_s: float) -> RecordedStep:
+        """Return the timelines and the parts of the step that has just ended."""
         *parts, last = self._parts
         # The update of the weights follows the reading of the last part's times.
         around = dataclasses.replace(last.around, ended_s=time.time() - self._reading_s[-1])
@@ -378,7 +348,7 @@ class Recorder:
         """Read the times of the mini-batch or group that has just ended, all by one clock."""
         ended_s = time.time()
         hosts = self._stamps.hosts
-        workers = workers_of([hosts])
+        workers = workers_of(hosts)
         offsets = clock_offsets(workers)
         later_s = {workers[number]: -offset.seconds for number, offset in offsets.items()}
         spans = [span.later(later_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
@@ -386,88 +356,37 @@ class Recorder:
         self._offsets |= offsets
         self._reading_s.append(time.time() - ended_s)
 
-    def _compared(self, recorded: RecordedStep) -> str:
-        """Return one line that compares a step with its table.
-
-        The table has the median time of its slots, which leaves out what disturbs a few of them.
-        """
-        timelines = recorded.timelines[0]
-        medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
-        needed_s = sum(breakdown.simulate_means(t.table, medians).makespan_s for t in timelines)
-        measured_s = sum(recorded.rows[0].values())
-        return (
-            f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "
-            f"{1e3 * needed_s:.1f} ms that its table needs with the median time of each slot"
-        )
-
-    def _labels(self, count: int, num_replicas: int) -> list[str]:
+    def _labels(self, recorded: RecordedStep) -> list[str]:
         """Return the names of the devices of all replicas that computed."""
-        per_replica = count // num_replicas
-        if self._learner.pipe.analysis.params.num_replicas == 1:
+        count = len(recorded.rows)
+        per_replica = count // len(recorded.timelines)
+        if self._assembler.analysis.params.num_replicas == 1:
             return [f"device {number}" for number in range(count)]
         return [f"replica {n // per_replica}, device {n % per_replica}" for n in range(count)]
 
-    @contextlib.contextmanager
-    def _traced_by_tensorflow(self, step: int) -> Iterator[None]:
-        self._has_traced = True
-        folder = self._logdir / "train"
-        workers = workers_of(self._learner.pipe.executor.devices)
-        with (
-            _traced_workers(workers, self._logdir, self._report) as traced,
-            tf.profiler.experimental.Profile(str(folder)),
-        ):
-            yield
-        also = f"; of the workers, in {self._logdir}/worker_*" if traced else ""
-        self._report(
-            f"step {step}: profile for TensorBoard's xprof in {folder}/plugins/profile{also}"
-        )
 
-
-def workers_of(devices: Sequence[Sequence[str]]) -> dict[int, str]:
-    """Return number of a worker → its CPU, of the workers with these devices of all replicas."""
-    hosts = {packing.host(name) for of_replica in devices for name in of_replica}
+def workers_of(devices: Sequence[str]) -> dict[int, str]:
+    """Return number of a worker → its CPU, of the workers with these devices."""
     return {
         tf.DeviceSpec.from_string(host).task or 0: host
-        for host in sorted(hosts)
+        for host in sorted(set(map(packing.host, devices)))
         if placement.is_on_worker(host)
     }
 
 
-@contextlib.contextmanager
-def _traced_workers(
-    workers: dict[int, str], logdir: Path, report: Callable[[str], None]
-) -> Iterator[list[int]]:
-    """Let workers trace what runs inside, each into `worker_N` of the log directory.
+def _compared(recorded: RecordedStep) -> str:
+    """Return one line that compares a step with its table.
 
-    Yields:
-        The numbers of those that do; `report` receives a line for each that cannot.
+    The table has the median time of its slots, which leaves out what disturbs a few of them.
     """
-    traced = []
-    for number, device in workers.items():
-        folder = logdir.absolute() / f"worker_{number}"
-        fault = _ask(device, {"do": "trace", "folder": str(folder)})
-        if fault is None:
-            traced.append(number)
-        else:
-            report(f"worker {number} records no profile: {fault}")
-    try:
-        yield traced
-    finally:
-        for number in traced:
-            with contextlib.suppress(tf.errors.OpError):  # the step that failed says why
-                if fault := _ask(workers[number], {"do": "end_trace"}):
-                    report(f"worker {number} has written no profile: {fault}")
-
-
-def _ask(device: str, request: dict[str, str]) -> str | None:
-    """Ask a worker; return what it could not do, as text."""
-    with tf.device(device):
-        asked = tf.constant(json.dumps(request))
-    (answer,) = worker.call(device, asked)
-    answered = json.loads(answer.numpy())
-    if "error" not in answered:
-        return None
-    return f"{answered['error']['text'].splitlines()[0]} (on {answered['host']})"
+    timelines = recorded.timelines[0]
+    medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
+    needed_s = sum(breakdown.simulate_means(t.table, medians).makespan_s for t in timelines)
+    measured_s = sum(recorded.rows[0].values())
+    return (
+        f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "
+        f"{1e3 * needed_s:.1f} ms that its table needs with the median time of each slot"
+    )
 
 
 def _simulated(measured: simulate.Timeline) -> simulate.Timeline:

@@ -1,4 +1,4 @@
-"""TensorBoard's files of a run: curves, texts, pictures and histograms."""
+"""TensorBoard's files of a run: curves, texts and pictures."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from absl import logging
-from tensorboard.plugins.histogram import metadata
 
-from lingvo_gpipe import errors, network, optim
+from lingvo_gpipe import errors
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.run import pictures
 from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
-from lingvo_gpipe.run.histograms import Histogram
 from lingvo_gpipe.run.learner import Learner, UpdateResult
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
 
 EVALUATIONS = "eval"
 """Folder of a run, for its evaluations."""
-_NUM_RATES = 200
 _MARKDOWN_SIGNS = {ord(sign): f"&#{ord(sign)};" for sign in "&<>\\`*_~{}[]()#+!|:-."}
 
 
@@ -68,17 +65,6 @@ class Writer:
     def images(self, step: int, name: str, images: tf.Tensor) -> None:
         """Write images, uint8 [n, H, W, C], side by side."""
         self._write(step, lambda: tf.summary.image(name, images, max_outputs=len(images)))
-
-    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """Write histograms under their names."""
-        about = metadata.create_summary_metadata(display_name=None, description=None)
-
-        def write() -> None:
-            for name, value in values.items():
-                rows = np.stack([value.edges[:-1], value.edges[1:], value.counts], axis=1)
-                tf.summary.write(name, tf.constant(rows), metadata=about)
-
-        self._write(step, write)
 
     def flush(self) -> None:
         """Flush what was written to the disk."""
@@ -161,7 +147,7 @@ class RunWriters:
     def __init__(
         self, logdir: Path, learner: Learner, params: Task.Params, classes: tuple[str, ...]
     ) -> None:
-        """Write what is known before training: params, model, schedule, learning rates.
+        """Write what is known before training: params, model and schedule.
 
         The schedule is a picture by estimated times.
 
@@ -183,11 +169,7 @@ class RunWriters:
         costs = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
         unit = "FLOPs" if all(cost is None for cost in costs) else "of stated cost"
         self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
-        self.train.markdown(step, "model", model_table(pipe.analysis))
-        if step == 0:
-            rates = planned_rates(learner.updater.optimizer, params.train.max_steps)
-            for planned_step, rate in rates.items():
-                self.train.scalars(planned_step, {"learning_rate_planned": rate})
+        self.train.text(step, "model", describe.describe_network(pipe.params, pipe.analysis.fields))
 
     def curves(self, report: StepReport) -> dict[str, float]:
         """Return the points of an update's curves, by name."""
@@ -264,50 +246,6 @@ def write_text(path: Path, text: str) -> None:
         partial.replace(path)
     except OSError as error:
         logging.warning("%s cannot be written: %s", path, error.strerror)
-
-
-def planned_rates(optimizer: optim.Optimizer, max_steps: int) -> dict[int, float]:
-    """Return update → its learning rate, for 200 updates of a run, the first and the last included.
-
-    A rate that does not change has none.
-
-    Args:
-        optimizer: optimizer of the run.
-        max_steps: number of its updates.
-    """
-    if not isinstance(optimizer.params.learning_rate, optim.LearningRate.Params):
-        return {}
-    steps = np.unique(np.linspace(0, max(max_steps - 1, 0), _NUM_RATES).astype(np.int64))
-    with tf.device("CPU:0"):
-        rate = tf.function(
-            optimizer.rate, autograph=False, input_signature=[tf.TensorSpec([], tf.int64)]
-        )
-        return {int(step): float(rate(tf.constant(step))) for step in steps}
-
-
-def model_table(analysis: network.Analysis) -> str:
-    """Return what `--mode=describe` prints, as Markdown; dots mark inner layers.
-
-    Notes on single layers follow the table, whose columns they would make too narrow.
-    """
-    headings = ("layer", "kind", "output", "weights", "FLOPs forward", "FLOPs backward")
-    rows: list[list[str]] = []
-    notes: list[str] = []
-    for row in describe.rows(analysis):
-        if len(row) == 1 and rows:
-            notes.append(f"{rows[-1][0]}: {row[0].strip()}")
-            continue
-        name = row[0].lstrip()
-        depth = (len(row[0]) - len(name)) // 2
-        marked = "·· " * max(depth - 1, 0) + name
-        rows.append([marked, *row[1:], *[""] * (len(headings) - len(row))])
-    lines = [*describe.heading(analysis), *describe.totals(analysis)]
-
-    def listed(lines: Sequence[str]) -> str:
-        return "\n".join(f"- {markdown_text(line)}" for line in lines)
-
-    table = markdown_table(headings, rows, numbers=(3, 4, 5))
-    return "\n\n".join(filter(None, (listed(lines), table, listed(notes))))
 
 
 def markdown_table(

@@ -1,19 +1,16 @@
-"""The process of a worker: it serves its devices to one chief, and does what the chief asks.
+"""The process of a worker: it serves its devices to one chief, and reads data for it.
 
 `python -m lingvo_gpipe.run.worker`, started by a supervisor. It imports TensorFlow at once, waits
 for the supervisor's line with the cluster, opens its port, and ends with its supervisor.
 
 Beside TensorFlow's own server, it has a Python function that the chief calls by an operation on the
-worker's device. What the function returns stays here until an operation reads it elsewhere. (A
-`tf.numpy_function` would run in the process that calls, whatever its device.) A request is a JSON
-object, and so is the first value of each answer:
+worker's device and that reads a mini-batch. What the function returns stays here until an operation
+reads it elsewhere. (A `tf.numpy_function` would run in the process that calls, whatever its
+device.) A request is a JSON object, and so is the first value of each answer:
 
-    {"do": "read", "kind": "training", "loop": 3, "input": "class: …", "seed": 1, "position": 20,
+    {"kind": "training", "loop": 3, "input": "class: …", "seed": 1, "position": 20,
      "fields": {"image": "float32"}, …}       reads a mini-batch, whose fields are the other values
             → {"host": "node17", "end": false, "counts": {"replaced": 0}, "is_cut": false}
-    {"do": "trace", "folder": "/shared/run/worker_0"}   begins to trace all operations
-    {"do": "end_trace"}                                 writes them for TensorBoard's xprof
-            → {"host": "node17"}
     what could not be done
             → {"host": "node17", "error": {"kind": "InputError", "text": "…"}}, and empty fields
 """
@@ -79,14 +76,9 @@ class Requests:
         arrays: list[np.ndarray[Any, Any]] = []
         with self._lock:
             try:
-                if asked["do"] == "trace":
-                    tf.profiler.experimental.start(asked["folder"])
-                elif asked["do"] == "end_trace":
-                    tf.profiler.experimental.stop()
-                else:
-                    reading, arrays = self._read(asked)
-                    answer |= {"end": not arrays, "is_cut": reading.is_cut}
-                    answer |= {"counts": dict(reading.counts)}
+                reading, arrays = self._read(asked)
+                answer |= {"end": not arrays, "is_cut": reading.is_cut}
+                answer |= {"counts": dict(reading.counts)}
             except Exception as error:  # noqa: BLE001 - it is the chief's to raise.
                 answer["error"] = _described(error)
         if not arrays:

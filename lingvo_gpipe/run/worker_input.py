@@ -108,7 +108,6 @@ class WorkerInput:
         own, split = self._own, which["split"]
         spec = own.element_spec(training=split is None)
         request = {
-            "do": "read",
             "kind": kind,
             "input": own.params.to_text(),
             "fields": {name: field.dtype.name for name, field in spec.items()},

@@ -154,12 +154,6 @@ def test_callbacks_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert loop.run(params, tmp_path).step == 5
 
 
-def test_a_dry_run_calls_none(tmp_path: Path) -> None:
-    loop.dry_run(recorded(), tmp_path / "run", report=lambda _: None)
-    assert CALLS == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_metrics_of_epochs_are_a_table_that_a_resumed_run_continues(tmp_path: Path) -> None:
     params = recorded()
     params.train.set(max_steps=2, callbacks=(callbacks.CSVLogger.Params(file="x.csv"),))

@@ -71,10 +71,6 @@ def run(
             "ParamsError: --follow evaluates each new checkpoint of --logdir, --checkpoint a",
         ),
         (
-            ["--model=lab.Tiny", "--dry_run", "--mode=eval"],
-            "ParamsError: --dry_run goes with --mode=train or train_eval",
-        ),
-        (
             ["--model=lab.Tiny", "--fit=1GiB", "--mode=train"],
             "ParamsError: --fit goes with --mode=plan",
         ),

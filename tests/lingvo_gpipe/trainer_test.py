@@ -100,19 +100,6 @@ def test_a_signal_counts_if_the_mode_was_informed(run: Run, mode: str, code: int
     assert run(f"--mode={mode}", model="moded.Moded").code == code
 
 
-def test_a_dry_run_tries_what_the_mode_does(run: Run) -> None:
-    arguments = ["--dry_run", "--params_override=eval.split=validation"]
-    found = run("--mode=train", *arguments)
-    assert found.out == [
-        "--mode=export will not be possible: a model on Points cannot be exported: that input "
-        "defines no serving. Add the method `serving` to its class, now or after training",
-        "dry run: input, an update and a checkpoint went well; nothing is kept",
-    ]
-    (line,) = run("--mode=train_eval", *arguments).err
-    assert "has no split 'validation'" in line
-    assert "name another by --params_override=eval.split=NAME" in line
-
-
 @pytest.mark.parametrize(
     "mode",
     [["describe"], ["plan"], ["plan", "--fit=6KiB", "--grow=depth", "--num_partitions=1"]],
@@ -178,15 +165,16 @@ def test_describe_and_plan_need_no_logdir(run: Run) -> None:
 
 
 def test_plan_and_training_choose_by_the_hosts_of_the_workers(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    train = ["--mode=train", "--max_steps=0"]
     monkeypatch.setattr(launch, "hosts", lambda _: "2x1,between=1kB,flops=1M")
-    for arguments in (["--mode=plan"], ["--mode=train", "--dry_run"]):
+    for arguments in (["--mode=plan"], [*train, f"--logdir={tmp_path}/auto"]):
         found = run(*arguments, "--schedule=auto")
         assert found.code == 0, found.err
         assert "links take time at the speeds of --hosts" in "\n".join(found.out)
     # Without a choice, training does not ask for them.
-    assert run("--mode=train", "--dry_run").code == 0
+    assert run(*train, f"--logdir={tmp_path}/named").code == 0
 
 
 def test_plan_fits_a_field_or_a_size_of_the_recipe(run: Run) -> None:

@@ -24,7 +24,6 @@ from tests.support import saved
 
 ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0
-HISTOGRAMS = "train.histogram_interval_steps"
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
@@ -92,9 +91,8 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
 
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
     # The chief calls callbacks; a process that is started again continues what they wrote.
-    more = ("train.callbacks=[callbacks.CSVLogger]", f"{HISTOGRAMS}=30")
-    own = [f"--params_override={override}" for override in more]
-    run = start(tmp_path / "workers", *flags, *steps, *on_worker, *own, "--profile_steps=3:4")
+    own = ("--params_override=train.callbacks=[callbacks.CSVLogger]", "--profile_steps=3:4")
+    run = start(tmp_path / "workers", *flags, *steps, *on_worker, *own)
     whole = tmp_path / "workers" / "checkpoints" / "ckpt-10.params.txt"
     end_s = time.monotonic() + LIMIT_S
     while not whole.exists():
@@ -123,21 +121,14 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in slots} == {0, 1}
     assert all(event["dur"] > 0 for event in slots)
-    for name in ("train", "worker_0", "worker_1"):  # of the step after it
-        (profile,) = (tmp_path / "workers" / name / "plugins" / "profile").rglob("*.xplane.pb")
-        assert (b"Conv2D" in profile.read_bytes()) == (name != "train"), name
     rows = (tmp_path / "workers" / "metrics.csv").read_text().splitlines()[1:]
     assert sorted({int(row.partition(",")[0]) for row in rows}) == [0, 1, 2]
-    histograms = shown(tmp_path / "workers", "weights/", "gradients/")
-    sizes = {(tag, step): int(found[:, 2].sum()) for (_, tag, step), found in histograms.items()}
-    assert sizes["weights/head/bias", 30] == sizes["gradients/head/bias", 30] == 10
-    assert len(sizes) == 32  # weights and gradients of 16 variables
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.reliability_full
-def test_translations_and_histograms_over_workers_are_those_of_one_process(tmp_path: Path) -> None:
-    fields = ("input.max_length=32", "input.batch_size=512", "decode.shown=2", f"{HISTOGRAMS}=1")
+def test_translations_over_workers_are_those_of_one_process(tmp_path: Path) -> None:
+    fields = ("input.max_length=32", "input.batch_size=512", "decode.shown=2")
     flags = [f"--params_override={field}" for field in fields]
     flags += ["--model=mt.django.Tiny", "--data=made", "--mode=train_eval", "--max_steps=2"]
     finish(start(tmp_path / "alone", *flags))

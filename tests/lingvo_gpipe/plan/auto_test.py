@@ -353,12 +353,12 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
 TIMES = (slot_times.LayerTime(1.0, 2.0, 1.0, 3.0),) * 8
 
 
-def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:
+def run_mode(task: Any, mode: str, lines: list[str], logdir: Path, **options: Any) -> None:
     """Run a mode of the trainer on a task."""
     job = registry.Job(
         model="tiny",
         task=task.copy(),
-        logdir=None,
+        logdir=logdir,
         checkpoint=None,
         report=lines.append,
         should_stop=lambda: False,
@@ -368,31 +368,32 @@ def run_mode(task: Any, mode: str, lines: list[str], **options: Any) -> None:
     modes.MODES[mode](job)
 
 
-def test_plan_and_training_choose_by_the_same_hosts() -> None:
+def test_plan_and_training_choose_by_the_same_hosts(tmp_path: Path) -> None:
     task = deep(num_partitions=3)
+    task.train.max_steps = 0
     task.input.batch_size = 4
 
-    def lines_of(mode: str, shape: str | None, **options: Any) -> list[str]:
+    def lines_of(mode: str, shape: str) -> list[str]:
         lines: list[str] = []
-        run_mode(task, mode, lines, hosts=shape, **options)
+        run_mode(task, mode, lines, tmp_path / mode, hosts=shape)
         (chosen,) = [line for line in lines if line.startswith("auto: ")]
         return chosen.splitlines()[:3]
 
     free = auto.choose(task, cluster=hosts.Hosts(3))
     slow = "3x1,between=10kB,flops=1M"
     planned = lines_of("plan", slow)
-    assert lines_of("train", slow, dry_run=True) == planned
+    assert lines_of("train", slow) == planned
     assert not planned[0].startswith(f"auto: {free.best.name};")
     assert planned[2] == "links take time at the speeds of --hosts"
     # Their memory limits training, too, and the cut is within it.
     limit = free.best.plan.heaviest_bytes - 1
     capped = f"3x1,memory={limit}B,between=10kB"
     planned = lines_of("plan", capped)
-    assert lines_of("train_eval", capped, dry_run=True) == planned
+    assert lines_of("train_eval", capped) == planned
     assert not planned[0].startswith(f"auto: {free.best.name};")
     assert planned[2].startswith("links take no time: ")
     with pytest.raises(errors.PartitionError, match=r"3 devices are needed, but --hosts has 2 x 1"):
-        lines_of("train", "2x1", dry_run=True)
+        lines_of("train", "2x1")
 
 
 def test_a_cut_that_fits_the_hosts_is_taken_and_kept() -> None:

@@ -224,7 +224,6 @@ def test_data_are_opened_once_at_each_start(
     monkeypatch.setattr(NamedPoints, "__init__", count)
     params = confused_task(max_steps=1)
     for start in (
-        lambda: loop.dry_run(params, tmp_path),
         lambda: loop.run(params, tmp_path),
         lambda: eval_mode.run(params, tmp_path),
         lambda: eval_mode.follow(params, tmp_path),

@@ -25,13 +25,6 @@ def test_a_file_system_without_locks_is_reported_and_used(
         assert f"{tmp_path} is not locked: its file system reports Operation not" in caplog.text
 
 
-def test_a_trial_in_the_folder_of_a_run_leaves_its_lock(tmp_path: Path) -> None:
-    with log_directory.locked(tmp_path):
-        pass
-    log_directory.try_out(tmp_path, tiny_task(), {})
-    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
-
-
 @pytest.mark.parametrize(
     ("name", "action", "text"),
     [

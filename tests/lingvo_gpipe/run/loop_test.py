@@ -422,13 +422,12 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
     loop.run(params, tmp_path)
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
     other = params.copy().set_path("input.data_dir", "xyz")
-    for refused in (loop.run, loop.dry_run):
-        with pytest.raises(errors.TrainingError) as caught:
-            refused(other, tmp_path)
-        assert str(caught.value) == (
-            f"{tmp_path}/letters.txt is not that of the data: the run began with other data. "
-            "Use that data, or another --logdir"
-        )
+    with pytest.raises(errors.TrainingError) as caught:
+        loop.run(other, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/letters.txt is not that of the data: the run began with other data. "
+        "Use that data, or another --logdir"
+    )
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
 
 
@@ -439,25 +438,6 @@ def test_a_run_continues_without_curves_that_cannot_be_written(
     assert loop.run(one_layer_task(max_steps=2), tmp_path).step == 2
     told = [text for text in caplog.messages if "receives no more curves" in text]
     assert len(told) == 1
-
-
-def test_a_dry_run_tries_everything_and_leaves_nothing(tmp_path: Path, lines: list[str]) -> None:
-    loop.dry_run(tiny_task(), tmp_path / "new" / "run", report=lines.append)
-    assert lines[0].startswith("eval step=1 accuracy=")
-    assert lines[-1].startswith("dry run: input, an update, an evaluation and a checkpoint went")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_finds_what_would_fail_later(tmp_path: Path) -> None:
-    params = tiny_task()
-    with pytest.raises(errors.InputError, match="has no split 'validation'"):
-        loop.dry_run(params.copy().set_path("eval.split", "validation"), None)
-    loop.run(params.copy().set_path("train.max_steps", 1), tmp_path)
-    params.model.layers[0].units = 9
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(errors.TrainingError, match="holds a run with other params"):
-        loop.dry_run(params, tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 # One update.
@@ -509,9 +489,7 @@ def test_graphs_grow_with_no_number_of_mini_batches() -> None:
     assert learned.num_traces == traces
 
 
-def test_a_table_with_a_split_backward_is_trained_like_any_other(
-    tmp_path: Path, lines: list[str]
-) -> None:
+def test_a_table_with_a_split_backward_is_trained_like_any_other(tmp_path: Path) -> None:
     found = []
     for name, schedule in (
         ("whole", "gpipe"),
@@ -519,7 +497,6 @@ def test_a_table_with_a_split_backward_is_trained_like_any_other(
     ):
         params = tiny_task(max_steps=3)
         params.model.schedule = schedule
-        loop.dry_run(params, tmp_path / name, report=lines.append)
         found.append(final_values(loop.run(params, tmp_path / name)))
     for key, value in found[0].items():
         np.testing.assert_allclose(found[1][key], value, rtol=2e-4, atol=1e-6, err_msg=key)

@@ -102,15 +102,10 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     names = ("measured", "simulated_from_means", "breakdown")
     assert {(f"timeline/{name}", step) for name in names for step in (2, 3)} <= written
     assert ("timeline/measured", 4) not in written
-    (profile,) = (tmp_path / "timed" / "train" / "plugins" / "profile").glob("*/*.xplane.pb")
-    assert profile.stat().st_size > 1000
-    assert f"step 4: profile for TensorBoard's xprof in {profile.parents[1]}" in lines
     (line, other) = [text for text in lines if "that its table needs" in text]
     several = f", {num_parts} mini-batches or groups" if num_parts > 1 else ""
     names_of = [f"step {step}{several}:" for step in (2, 3)]
     assert [text.splitlines()[0] for text in (line, other)] == names_of
-    kept = (folder / "step_2.txt").read_text().splitlines()
-    assert kept == line.splitlines()[1:]
     _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]
     assert len(rows) == 2 * num_replicas
     for row in rows:
@@ -178,17 +173,6 @@ def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
         "--profile_steps=5:7: this run has computed none of these steps; its last one was 2"
     ) in lines
     assert not (tmp_path / "timeline").exists()
-
-
-def test_a_profile_whose_step_a_run_does_not_reach_is_reported(tmp_path: Path) -> None:
-    lines: list[str] = []
-    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(2, 3)))
-    assert (
-        "--profile_steps=2:3: no profile for TensorBoard's xprof, which records step 3; the run's "
-        "last one was 2"
-    ) in lines
-    assert (tmp_path / "timeline").exists()
-    assert not list(tmp_path.glob("**/plugins/profile"))
 
 
 @pytest.mark.parametrize("text", ["5", "3:3", "4:3", "a:b", "0:2", "-1:2", "1:2:3", ""])

@@ -16,7 +16,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import learner
 from lingvo_gpipe.tasks.lm import transformer
 from lingvo_gpipe.tasks.mt.decoding import search, translator
-from lingvo_gpipe.tasks.mt.decoding.decode_params import Decode
+from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from tests.lingvo_gpipe.keras_layers import families_test
 from tests.support import device_kernels
 from tests.tasks.mt import toy_model

@@ -22,7 +22,7 @@ def answers(setting: Setting) -> Answers:
     """Yield how far gradients with text are from those with numbers."""
     devices = setting.devices(2, memory_mib=2048)
     hashing = keras.layers.Hashing(BUCKETS)
-    hashed = keras_layers.from_keras(hashing).set(reads=("word",), writes=("ids",))
+    hashed = keras_layers.from_keras(hashing, reads=("word",), writes=("ids",))
     texts = attempt(_gradients, devices, {"word": tf.constant(WORDS)}, [hashed])
     yield "step with text", texts if "error" in texts else "ran"
     if "error" not in texts:

@@ -16,11 +16,11 @@ from lingvo_gpipe import errors, keras_layers
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import variables
 from lingvo_gpipe.fitting.objective import CompiledLosses, Names, Objective, at
-from lingvo_gpipe.graphs.fields import specs
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.network import Analysis, analyze, wiring
+from lingvo_gpipe.network.batch_fields import specs
 from lingvo_gpipe.pipelining import PipeliningLayer
 
 _HEAD = "compiled_losses"

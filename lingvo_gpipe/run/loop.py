@@ -20,6 +20,8 @@ import dataclasses
 import math
 import os
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -444,7 +446,9 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
         if not name.startswith("loss"):
             yield f"{params.eval.split} {name} {value:.4f}"
     yield from synthetic.notices(params)
-    yield f"to see the curves: tensorboard --logdir {shlex.quote(str(logdir))}"
+    has_command = shutil.which("tensorboard") is not None  # not where .venv is not activated
+    program = "tensorboard" if has_command else f"{sys.executable} -m tensorboard.main"
+    yield f"to see the curves: {program} --logdir {shlex.quote(str(logdir))}"
     kept = checkpoints.newest(str(logdir / log_directory.BEST))
     if result.best is not None and kept is not None:
         step = checkpoints.step_of(kept)

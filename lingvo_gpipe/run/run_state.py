@@ -13,8 +13,8 @@ from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.learner import Learner
 
-# Fields on which the meaning of the best value depends: a metric of a part of some data.
-_FIELDS_OF_BEST = ("eval.best", "eval.split", "input.records")
+# Fields on which the meaning of the best value depends: a metric of a part of the data.
+_FIELDS_OF_BEST = ("eval.best", "eval.split")
 
 
 class RunState:

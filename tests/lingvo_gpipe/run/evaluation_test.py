@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, tensorboard
@@ -185,26 +185,16 @@ def test_examples_that_cannot_be_read_are_reported() -> None:
     assert found.line().endswith(" left_out=3")
 
 
-class RecordedPoints(NamedPoints):
-    """Points with a mark that no others have."""
-
-    class Params(NamedPoints.Params):
-        """Params of RecordedPoints."""
-
-        records: str | None = hyperparams.field(None, "The mark.")
-
-
-@pytest.mark.parametrize(("records", "mark"), [("one", 0.9), ("other", 0.5)])
-def test_a_best_mark_ends_with_the_data_it_was_measured_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str, mark: float
+@pytest.mark.parametrize(("split", "mark"), [("test", 0.9), ("train", 0.5)])
+def test_a_best_mark_ends_with_the_split_it_was_measured_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, mark: float
 ) -> None:
     params = confused_task(max_steps=2)
-    params.input = RecordedPoints.Params(batch_size=8, records="one")
     values = iter((0.9, 0.5))
     monkeypatch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
     loop.run(params, tmp_path, evaluate=True)
     params.train.max_steps = 3
-    params.input.records = records
+    params.eval.split = split
     result = loop.run(params, tmp_path, evaluate=True)
     assert checkpoints.read_value(result.checkpoint, "best/value") == mark
     (best,) = checkpoints.find(str(tmp_path / "best"))

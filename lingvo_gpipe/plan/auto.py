@@ -15,10 +15,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from lingvo_gpipe import errors, network, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import micro_batch_dependence
+from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import describe, hosts, step_plan
 from lingvo_gpipe.task import Task
@@ -35,19 +37,17 @@ class Candidate:
     """A way to run a network, and its plan.
 
     Attributes:
-        task: the task with a schedule, V, a recompute policy and M.
+        model: params of the network with a schedule, V, a recompute policy and M.
         plan: what its step needs.
-        known: what the plans of all candidates with as many micro-batches share.
     """
 
-    task: Task.Params
+    model: network.PipelineParams
     plan: step_plan.Plan
-    known: step_plan.Known
 
     @property
     def name(self) -> str:
         """What was chosen: `zb_h1 V=2 M=16 never`."""
-        model = self.task.model
+        model = self.model
         V = f" V={model.cells_per_device}" if model.cells_per_device != 1 else ""
         M = f" M={model.num_micro_batches}" if model.micro_batch_size is None else ""
         return f"{model.schedule}{V}{M} {model.recompute}"
@@ -82,12 +82,12 @@ class Choice:
     limit_bytes: int | None
     note: str
 
-    def set_in(self, params: Task.Params) -> None:
-        """Set what is chosen in the params of a task."""
+    def set_in(self, model: network.PipelineParams) -> None:
+        """Set what is chosen in the params of a network."""
         for field in (*_CHOSEN, "num_micro_batches"):
-            params.model.set(**{field: self.best.task.model.get(field)})
-        if not params.model.cells:
-            params.model.cuts = self.best.plan.analysis.cuts
+            model.set(**{field: self.best.model.get(field)})
+        if not model.cells:
+            model.cuts = self.best.plan.analysis.cuts
 
     def lines(self) -> list[str]:
         """Return what was chosen, and from what, as text."""
@@ -102,6 +102,13 @@ class Choice:
             *([] if plan.cluster is None else [plan.links_text]),
             *filter(None, [self.note]),
         ]
+
+
+class Planner(Protocol):
+    """Plans a step of a network."""
+
+    def __call__(self, model: network.PipelineParams, *, profile: bool) -> step_plan.Plan:
+        """Return the plan; with `profile` the programs of its cells are measured."""
 
 
 def choose(
@@ -124,28 +131,57 @@ def choose(
     Raises:
         UserError: no combination can be planned, or none fits.
     """
-    counts, note = _counts(task, is_measured=profile, goes_on=goes_on)
-    limit_bytes = memory_limit(task.model, cluster)
+    known: dict[int, step_plan.Known] = {}
+    measures_layers = profile
+
+    def plan(model: network.PipelineParams, *, profile: bool) -> step_plan.Plan:
+        tried, count = task.copy(), model.num_micro_batches
+        tried.set(model=model)
+        if count not in known:
+            known[count] = step_plan.known_of(tried, profile=measures_layers)
+        return step_plan.make_for(tried, cluster=cluster, known=known[count], profile=profile)
+
+    fields = describe.fields_of(task)
+    counts, note = _counts(task.model, fields, is_measured=profile, goes_on=goes_on)
+    return choose_for(task.model, plan, counts, memory_limit(task.model, cluster), note, profile)
+
+
+def choose_for(
+    model: network.PipelineParams,
+    plan: Planner,
+    counts: Sequence[int | None],
+    limit_bytes: int | None,
+    note: str = "",
+    profile: bool = False,
+) -> Choice:
+    """Take the combination with the shortest step; see `choose`.
+
+    Args:
+        model: params of a network.
+        plan: plans it.
+        counts: numbers M of micro-batches to try; None: that of the network.
+        limit_bytes: memory of a device; None: not limited.
+        note: see `Choice`.
+        profile: see `choose`.
+    """
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     refusals: list[str] = []
-    for count in counts:
-        known = step_plan.known_of(_with(task, count), profile=profile)
-        for tried in _combinations(task, count):
-            if limit_bytes is not None:  # hosts may state it
-                tried.model.device_memory = f"{limit_bytes}B"
-            if fitting and _keeps_more(fitting[-1].task.model, tried.model):
-                continue
-            try:
-                plan = step_plan.make_for(tried, cluster=cluster, known=known)
-            except errors.UserError as error:
-                refusals.append(str(error).splitlines()[0])
-                continue
-            fits = limit_bytes is None or plan.heaviest_bytes <= limit_bytes
-            (fitting if fits else too_large).append(Candidate(tried, plan, known))
+    for tried in (tried for count in counts for tried in _combinations(model, count)):
+        if limit_bytes is not None:  # hosts may state it
+            tried.device_memory = f"{limit_bytes}B"
+        if fitting and _keeps_more(fitting[-1].model, tried):
+            continue
+        try:
+            candidate = Candidate(tried, plan(tried, profile=False))
+        except errors.UserError as error:
+            refusals.append(str(error).splitlines()[0])
+            continue
+        fits = limit_bytes is None or candidate.plan.heaviest_bytes <= limit_bytes
+        (fitting if fits else too_large).append(candidate)
     if not fitting:
         raise _refusal(too_large, refusals, limit_bytes)
-    best = _fastest_measured(fitting, cluster) if profile else _preferred(fitting)
+    best = _fastest_measured(fitting, plan) if profile else _preferred(fitting)
     return Choice(best, tuple(fitting), len(too_large) + len(refusals), limit_bytes, note)
 
 
@@ -190,7 +226,7 @@ def resolved(
     if kept and not has_devices:
         result.model.cuts = None  # they are for the devices of the run
     choice = choose(result, profile=profile, cluster=cluster, goes_on=kept is not None)
-    choice.set_in(result)
+    choice.set_in(result.model)
     report("\n".join(choice.lines()))
     return result
 
@@ -207,7 +243,10 @@ def smallest(task: Task.Params) -> Task.Params:
 
     M is the largest one that `choose` would try.
     """
-    return _with(task, _counts(task, is_measured=False, goes_on=False)[0][-1])
+    counts, _ = _counts(task.model, describe.fields_of(task), is_measured=False, goes_on=False)
+    result = task.copy()
+    result.set(model=_with(task.model, counts[-1]))
+    return result
 
 
 def _sets_others(model: network.PipelineParams, kept: Mapping[str, str]) -> bool:
@@ -220,13 +259,15 @@ def _sets_others(model: network.PipelineParams, kept: Mapping[str, str]) -> bool
     return any(kept.get(f"model.{field}") not in (None, repr(model.get(field))) for field in stated)
 
 
-def _combinations(task: Task.Params, count: int | None) -> Iterator[Task.Params]:
-    """Yield the task with every schedule, V and recompute policy that it leaves open.
+def _combinations(
+    model: network.PipelineParams, count: int | None
+) -> Iterator[network.PipelineParams]:
+    """Yield the network with every schedule, V and recompute policy that it leaves open.
 
     Raises:
         ScheduleError: no schedule has the number of cells that is stated.
     """
-    wanted, recompute = task.model.cells_per_device, task.model.recompute
+    wanted, recompute = model.cells_per_device, model.recompute
     if wanted is not None and not 1 <= wanted <= _MOST_CELLS:
         raise errors.ScheduleError(
             f"cells_per_device={wanted}, but --schedule=auto tries 1 to {_MOST_CELLS}. Name a "
@@ -242,17 +283,21 @@ def _combinations(task: Task.Params, count: int | None) -> Iterator[Task.Params]
             except errors.ScheduleError:
                 continue  # it has no such tables
             for policy in policies if wanted in (None, cells) else ():
-                yield _with(task, count, name, cells, policy)
+                yield _with(model, count, name, cells, policy)
 
 
 def _with(
-    task: Task.Params, count: int | None, name: str = "gpipe", cells: int = 1, policy: str = "full"
-) -> Task.Params:
-    """Return a task with M micro-batches (None: its own M) and a schedule."""
-    result = task.copy()
-    result.model.set(schedule=name, cells_per_device=cells, recompute=policy)
+    model: network.PipelineParams,
+    count: int | None,
+    name: str = "gpipe",
+    cells: int = 1,
+    policy: str = "full",
+) -> network.PipelineParams:
+    """Return the network with M micro-batches (None: its own M) and a schedule."""
+    result = model.copy()
+    result.set(schedule=name, cells_per_device=cells, recompute=policy)
     if count is not None:
-        result.model.num_micro_batches = count
+        result.num_micro_batches = count
     return result
 
 
@@ -283,14 +328,14 @@ def _preferred(candidates: Sequence[Candidate]) -> Candidate:
     return min(
         (c for c in candidates if c.plan.mini_batch_s <= (1 + _TOLERANCE) * shortest_s),
         key=lambda candidate: (
-            candidate.task.model.num_micro_batches,
+            candidate.model.num_micro_batches,
             candidate.programs,
             candidate.plan.heaviest_bytes,
         ),
     )
 
 
-def _fastest_measured(candidates: Sequence[Candidate], cluster: hosts.Hosts | None) -> Candidate:
+def _fastest_measured(candidates: Sequence[Candidate], plan: Planner) -> Candidate:
     """Return the candidate with the shortest step by the measured programs of its cells.
 
     A cell takes longer than its layers one by one, and the more so the more programs its device
@@ -302,19 +347,20 @@ def _fastest_measured(candidates: Sequence[Candidate], cluster: hosts.Hosts | No
     for _, alike in itertools.groupby(by_programs, key=lambda candidate: candidate.programs):
         candidate = _preferred(list(alike))
         if candidate.plan.mini_batch_s < (1 - _TOLERANCE) * best_s:
-            measured_s = step_plan.make_for(
-                candidate.task, cluster=cluster, known=candidate.known, profile=True
-            ).mini_batch_s
+            measured_s = plan(candidate.model, profile=True).mini_batch_s
             if measured_s < (1 - _TOLERANCE) * best_s:
                 best, best_s = candidate, measured_s
     return best
 
 
 def _counts(
-    task: Task.Params, *, is_measured: bool, goes_on: bool
+    model: network.PipelineParams,
+    fields: Mapping[str, SpecNest],
+    *,
+    is_measured: bool,
+    goes_on: bool,
 ) -> tuple[Sequence[int | None], str]:
     """Return which M are tried, rising (None: that of the task), and why M stays if it is open."""
-    model, fields = task.model, describe.fields_of(task)
     num_examples = micro_batches.batch_size(fields, model.batch_dim, model.unbatched)
     num_devices = model.num_partitions * model.num_replicas
     if not _has_open_count(model) or min(num_devices, num_examples) == 1:

@@ -69,9 +69,9 @@ def test_the_simplest_of_the_shortest_that_fit_is_taken(share: float | None) -> 
     equal = {key: plan for key, plan in fitting.items() if plan.step_s <= 1.03 * shortest_s}
     choice = auto.choose(task)
     best = choice.best
-    key = best.task.model.schedule, best.task.model.cells_per_device, best.task.model.recompute
+    key = best.model.schedule, best.model.cells_per_device, best.model.recompute
     assert key in equal
-    assert best.task.model.cells_per_device == min(cells for _, cells, _ in equal)
+    assert best.model.cells_per_device == min(cells for _, cells, _ in equal)
     assert all(one.plan.heaviest_bytes <= limit for one in choice.fitting)
     assert (choice.num_refused > 0) == (share is not None)
     assert f"auto: {best.name}; devices wait " in choice.lines()[0]
@@ -81,7 +81,7 @@ def test_of_equally_short_and_simple_ones_the_one_that_needs_least_is_taken() ->
     task = deep(cells_per_device=1, num_micro_batches=64, recompute="never", fuse=False)
     task.input.batch_size = 64
     best = auto.choose(task).best
-    assert best.task.model.schedule == "1f1b"
+    assert best.model.schedule == "1f1b"
     task.model.schedule = "gpipe"
     other = step_plan.make_for(task)
     assert best.plan.step_s == pytest.approx(other.step_s, rel=0.03)
@@ -90,9 +90,9 @@ def test_of_equally_short_and_simple_ones_the_one_that_needs_least_is_taken() ->
 
 def test_what_is_set_is_kept() -> None:
     choice = auto.choose(deep(cells_per_device=2, recompute="early"))
-    assert {one.task.model.cells_per_device for one in choice.fitting} == {2}
-    assert {one.task.model.recompute for one in choice.fitting} == {"early"}
-    assert len({one.task.model.schedule for one in choice.fitting}) > 3
+    assert {one.model.cells_per_device for one in choice.fitting} == {2}
+    assert {one.model.recompute for one in choice.fitting} == {"early"}
+    assert len({one.model.schedule for one in choice.fitting}) > 3
     with pytest.raises(errors.ScheduleError, match="cells_per_device=7, but --schedule=auto tries"):
         auto.choose(deep(cells_per_device=7))
 
@@ -100,7 +100,7 @@ def test_what_is_set_is_kept() -> None:
 def test_the_last_forward_is_kept_where_not_all_fit() -> None:
     task = deep(num_partitions=4, cells_per_device=2, device_memory="542KiB")
     task.input.batch_size = 2048
-    assert auto.choose(task).best.task.model.recompute == "except_last"
+    assert auto.choose(task).best.model.recompute == "except_last"
 
 
 def test_memory_that_nothing_fits_is_reported() -> None:
@@ -121,10 +121,10 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
     assert kept is not None
     values = text.written_values(kept[1])
-    assert values["model.schedule"] == repr(best.task.model.schedule)
-    assert values["model.recompute"] == repr(best.task.model.recompute)
+    assert values["model.schedule"] == repr(best.model.schedule)
+    assert values["model.recompute"] == repr(best.model.recompute)
     assert values["model.cuts"] == repr(best.plan.analysis.cuts)
-    assert values["model.num_micro_batches"] == repr(best.task.model.num_micro_batches) != "1"
+    assert values["model.num_micro_batches"] == repr(best.model.num_micro_batches) != "1"
     # It goes on with its choice, although another one would be made now.
     monkeypatch.setattr(auto, "POLICIES", ("full",))
     assert auto.choose(task).best.name != best.name
@@ -134,9 +134,9 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not [line for line in lines if line.startswith("auto: ")]
     assert not [line for line in lines if line.strip().startswith("model.")]
     resolved = modes.with_kept_choice(task, str(tmp_path))
-    assert resolved.model.schedule == best.task.model.schedule
-    assert resolved.model.num_micro_batches == best.task.model.num_micro_batches
-    assert f"in {best.task.model.num_micro_batches} micro-batches" in describe.describe(resolved)
+    assert resolved.model.schedule == best.model.schedule
+    assert resolved.model.num_micro_batches == best.model.num_micro_batches
+    assert f"in {best.model.num_micro_batches} micro-batches" in describe.describe(resolved)
     set_here = task.copy()
     set_here.model.set(num_micro_batches=5)
     assert modes.with_kept_choice(set_here, str(tmp_path)).model.num_micro_batches == 5
@@ -145,7 +145,7 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = auto.resolved(task, lines.append, kept={**values, "model.recompute": "'full,never'"})
     assert lines[-1].startswith("auto: ")
     assert again.model.recompute == "full"
-    assert again.model.num_micro_batches == best.task.model.num_micro_batches
+    assert again.model.num_micro_batches == best.model.num_micro_batches
     began_with_one = {**values, "model.num_micro_batches": "1"}
     again = auto.resolved(task, lines.append, kept=began_with_one)
     assert again.model.num_micro_batches == 1
@@ -241,10 +241,10 @@ def test_the_smallest_m_is_taken_whose_step_is_nearly_the_shortest(
         steps_s[count] = min(plan.step_s for plan in brute_force(tried).values())
     assert list(steps_s) == [2, 4, 8, 16]
     near = [m for m, step_s in steps_s.items() if step_s <= 1.03 * min(steps_s.values())]
-    assert choice.best.task.model.num_micro_batches == near[0] not in (2, 16)
+    assert choice.best.model.num_micro_batches == near[0] not in (2, 16)
     assert f" M={near[0]} " in choice.best.name
     chosen = task.copy()
-    choice.set_in(chosen)
+    choice.set_in(chosen.model)
     assert f"model.num_micro_batches: {near[0]}\n" in chosen.to_text()
     assert f", {near[0]} micro-batches of" in report.plan(task)
 
@@ -253,15 +253,15 @@ def test_memory_requires_more_micro_batches() -> None:
     task = open_task()
     task.input.batch_size = 64
     choice = auto.choose(task)
-    free = choice.best.task.model.num_micro_batches
+    free = choice.best.model.num_micro_batches
     assert free != 16
     tried = task.copy()
-    choice.set_in(tried)
+    choice.set_in(tried.model)
     tried.model.cuts = None
     limit = min(plan.heaviest_bytes for plan in brute_force(tried).values()) - 1
     task.model.device_memory = f"{limit}B"
     best = auto.choose(task).best
-    assert best.task.model.num_micro_batches > free
+    assert best.model.num_micro_batches > free
     assert best.plan.heaviest_bytes <= limit
 
 
@@ -296,9 +296,9 @@ def test_m_stays_where_it_is_set_or_results_depend_on_it(
 
 def test_replicas_and_few_examples() -> None:
     task = open_task(num_replicas=2, cells_per_device=1)
-    assert auto.choose(task).best.task.model.num_micro_batches % 2 == 0
+    assert auto.choose(task).best.model.num_micro_batches % 2 == 0
     task.input.batch_size = 3
-    assert auto.choose(task).best.task.model.num_micro_batches == 3
+    assert auto.choose(task).best.model.num_micro_batches == 3
 
 
 @pytest.mark.parametrize(("call_s", "count"), [(6.0, 2), (0.1, 4)])
@@ -317,7 +317,7 @@ def test_measured_times_count_what_a_call_costs(
     monkeypatch.setattr(profiling, "cell_times", lambda *_: None)
     choice = auto.choose(open_task(cells_per_device=1), profile=True)
     assert sorted(measured) == [1, 2, 4, 8]
-    assert choice.best.task.model.num_micro_batches == count
+    assert choice.best.model.num_micro_batches == count
 
 
 @pytest.mark.parametrize(("factor", "cells"), [(1.5, 1), (0.5, 2), (None, 2)])
@@ -344,9 +344,9 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     monkeypatch.setattr(profiling, "cell_times", measure)
     task = deep(num_partitions=4)
     task.input.batch_size = 16
-    assert auto.choose(task).best.task.model.cells_per_device in (2, 3)
+    assert auto.choose(task).best.model.cells_per_device in (2, 3)
     choice = auto.choose(task, profile=True)
-    assert (choice.best.task.model.cells_per_device == 1) == (cells == 1)
+    assert (choice.best.model.cells_per_device == 1) == (cells == 1)
     assert len(measured) <= 6  # of some fifty
 
 
@@ -408,5 +408,5 @@ def test_a_cut_that_fits_the_hosts_is_taken_and_kept() -> None:
     cuts = choice.best.plan.analysis.cuts
     assert choice.best.plan.heaviest_bytes <= limit
     assert cuts != even.analysis.cuts
-    choice.set_in(task)
+    choice.set_in(task.model)
     assert step_plan.make_for(task).analysis.cuts == cuts

@@ -43,7 +43,7 @@ def _over_workers(folder: Path) -> dict[str, Any]:
 
 def _difference(folder: Path) -> float:
     alone, shared = (
-        saved.values(checkpoints.newest(str(folder / name / "checkpoints")))
+        saved.values(str(checkpoints.newest(str(folder / name / "checkpoints"))))
         for name in ("alone", "shared")
     )
     return max(

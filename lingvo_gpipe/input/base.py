@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -24,12 +24,9 @@ class Input(hyperparams.Configurable, abc.ABC):
 
     Attributes:
         asset_names: names of the files that a run keeps; see `assets`.
-        training_fields: fields of its params on which training alone depends: what is evaluated,
-            translated or exported with others of them is the same.
     """
 
     asset_names: tuple[str, ...] = ()
-    training_fields: ClassVar[tuple[str, ...]] = ("batch_size", "train_split")
 
     class Params(hyperparams.Configurable.Params):
         """Fields that every input has."""

@@ -30,8 +30,6 @@ _as_graph = tf.autograph.experimental.do_not_convert
 class Indexed(Input):
     """Base of inputs whose examples are found by number; subclasses define how they are read."""
 
-    training_fields = (*Input.training_fields, "shuffle")
-
     class Params(Input.Params):
         """Fields of Indexed."""
 

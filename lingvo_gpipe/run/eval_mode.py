@@ -105,9 +105,7 @@ class CheckpointEvaluator:
             if folder not in self._writers:
                 self._writers[folder] = tensorboard.Writer(folder)
             shown = self._texts.added(found)
-            tensorboard.write_evaluation(
-                self._writers[folder], folder, shown, self._input.class_names
-            )
+            tensorboard.write_evaluation(self._writers[folder], shown, self._input.class_names)
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,7 +35,6 @@ class Evaluation:
         unread: number of examples that could not be read, by what was done (`left_out`).
         examples: the examples that are shown, with their predictions.
         texts: name in TensorBoard → Markdown.
-        texts_s: seconds that these took.
     """
 
     step: int
@@ -47,7 +45,6 @@ class Evaluation:
     unread: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
-    texts_s: float = 0.0
 
     def number(self, name: str) -> float:
         """Return the value of the number that `eval.best` names.
@@ -258,13 +255,4 @@ class EvaluationTexts:
                 self._report(f"evaluations show no texts: {error}")
         if self._texts is None:
             return evaluation
-        begun = time.perf_counter()
-        try:
-            texts = dict(self._texts())
-        except tf.errors.ResourceExhaustedError as error:  # training needs less than they
-            reason = errors.without_graph_names(error.message).splitlines()[0]
-            self._report(f"evaluations show no more texts: {reason}")
-            self._texts = None
-            return evaluation
-        seconds = time.perf_counter() - begun if texts else 0.0
-        return dataclasses.replace(evaluation, texts=texts, texts_s=seconds)
+        return dataclasses.replace(evaluation, texts=dict(self._texts()))

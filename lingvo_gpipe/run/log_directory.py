@@ -12,7 +12,6 @@ from absl import logging
 
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.hyperparams import text
-from lingvo_gpipe.input import synthetic
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Task
 
@@ -20,8 +19,6 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 LOCK = "run.lock"
 _RESULT = "result.json"
-_SHOWN_CHANGES = 20
-_SHOWN_CHARS = 200
 
 
 @contextlib.contextmanager
@@ -85,13 +82,12 @@ def check_params(
         return None
     change = task.change(newest[1], params.to_text())
     if change.models is not None:
-        there, here = (name[:_SHOWN_CHARS] for name in change.models)
+        there, here = change.models
         raise errors.TrainingError(f"{folder} holds a run of {there}, not of {here}. {way_out}")
     if change.refused:
-        lines = [line[:_SHOWN_CHARS] for line in change.refused[:_SHOWN_CHANGES]]
         more = len(change.refused) - 1
-        first = f"{lines[0]} and {more} more" if more else lines[0]
-        detail = "".join(f"\n    {line}" for line in lines)
+        first = f"{change.refused[0]} and {more} more" if more else change.refused[0]
+        detail = "".join(f"\n    {line}" for line in change.refused)
         raise errors.TrainingError(
             f"{folder} holds a run with other params ({first}). {way_out}{detail}"
         )
@@ -100,26 +96,6 @@ def check_params(
         for line in change.lines:
             report(f"    {line}")
     return change
-
-
-def check_made(folder: Path, *, is_made: bool) -> None:
-    """Refuse made-up examples for a run on data, and data for a run on made-up examples.
-
-    Args:
-        folder: folder of the run.
-        is_made: whether examples are made up now.
-
-    Raises:
-        TrainingError: they were not when the run began, or the other way round.
-    """
-    was_made = (folder / synthetic.FILE).exists()
-    if was_made == is_made or checkpoints.newest(str(folder / CHECKPOINTS)) is None:
-        return
-    there, here = ("made-up examples", "data") if was_made else ("data", "made-up examples")
-    raise errors.TrainingError(
-        f"{folder} holds a run on {there} and is not continued on {here}. Give another --logdir, "
-        f"or {'keep' if was_made else 'leave out'} --data=made"
-    )
 
 
 def kept_values(folder: Path) -> dict[str, str] | None:
@@ -138,9 +114,8 @@ def check_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
     """Refuse data whose assets differ from those that the run began with.
 
     Raises:
-        TrainingError: one differs, or cannot be read; or only one of both is made up.
+        TrainingError: one differs, or cannot be read.
     """
-    check_made(folder, is_made=synthetic.FILE in assets)
     for name, content in assets.items():
         if _read(folder / name) not in (None, content):
             raise errors.TrainingError(

@@ -123,7 +123,6 @@ def run(
     folder = Path(logdir)
     params, source = _prepare(params, report)
     with log_directory.locked(folder):
-        log_directory.check_made(folder, is_made=synthetic.is_synthetic(params))
         kept = log_directory.kept_values(folder)
         params = auto.resolved(
             params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
@@ -252,7 +251,7 @@ class _Training:
                 if state.step % train.save_interval_steps == 0:
                     with self._watchdog.watching(f"the checkpoint of step {state.step}"):
                         state.save()
-                writers.checkpoints(state.written())
+                state.check_written()
             ended = self._ended()
             if self._recorder is not None:
                 self._recorder.finish(state.step)
@@ -260,7 +259,7 @@ class _Training:
                 ended = "signal"
             with self._watchdog.watching(f"the checkpoint of step {state.step}"):
                 path = state.save()
-                writers.checkpoints(state.wait())
+                state.wait()
             metrics = {} if self._last is None else self._last.values
             self._call("on_train_end", metrics)
         return Result(state.step, path, metrics, ended, state.best_value)

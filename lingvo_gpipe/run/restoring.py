@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -18,10 +17,6 @@ from lingvo_gpipe.run import checkpoints, log_directory
 from lingvo_gpipe.run.checkpoints import keys
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.task import Task
-
-_FIELDS_USED = ("model.", "input.", "train.average")
-_FIELDS_COUNTED = re.compile(r"\.(languages|reads)\b")
-_NUM_SHOWN = 3
 
 
 def saved_keys(specs: Mapping[str, base.VariableSpec], train: task.Train) -> dict[str, str]:
@@ -49,7 +44,7 @@ def restore(
     logdir: Path | None,
     which: str | None,
 ) -> checkpoints.Restored:
-    """Assign a network's variables the values that evaluation uses, and log warnings about them.
+    """Assign a network's variables the values that evaluation uses.
 
     Args:
         by_path: path → variable, for some or all variables of the network.
@@ -74,33 +69,7 @@ def restore(
         )
     for prefix, why in restored.torn:
         logging.warning("%s is torn, an older one is used: %s", prefix, why)
-    _warn_of_change(params, restored)
     return restored
-
-
-def _warn_of_change(params: Task.Params, restored: checkpoints.Restored) -> None:
-    """Log how params differ from those with which a checkpoint was trained.
-
-    The weights may fit although the params differ, for example if the input scales differently or
-    averages are not requested. Languages that are counted separately are ignored, because serving
-    does not need them, and so are fields on which training alone depends.
-    """
-    try:
-        text = checkpoints.params_text(restored.path)
-    except errors.CheckpointError as error:
-        logging.warning("%s: whether it was trained with other params is not known", error)
-        return
-    of_training = cast(type[Input], params.input.owner).training_fields
-    lines = []
-    for line in task.change(text, params.to_text()).refused:
-        path = line.removeprefix("- ").removeprefix("+ ").partition(": ")[0]
-        is_used = path.startswith(_FIELDS_USED) and not _FIELDS_COUNTED.search(path)
-        if is_used and path.removeprefix("input.") not in of_training:
-            lines.append(line)
-    if lines:
-        more = f" and {len(lines) - _NUM_SHOWN} more" if len(lines) > _NUM_SHOWN else ""
-        shown = "; ".join(lines[:_NUM_SHOWN])
-        logging.warning("%s was trained with other params: %s%s", restored.path, shown, more)
 
 
 def start_from(

@@ -103,18 +103,17 @@ class RunState:
             self._thread.join()
         return path
 
-    def written(self) -> list[checkpoints.Written]:
-        """Return the checkpoints that were completed since the last call.
+    def check_written(self) -> None:
+        """Raise the error of a checkpoint that could not be written.
 
         Raises:
-            CheckpointError: one cannot be written.
+            CheckpointError: there is one.
         """
-        return self._thread.finished()
+        self._thread.check()
 
-    def wait(self) -> list[checkpoints.Written]:
-        """Wait until all checkpoints are written; return and raise what `written` does."""
+    def wait(self) -> None:
+        """Wait until all checkpoints are written; raises what `check_written` does."""
         self._thread.join()
-        return self._thread.finished()
 
     def close(self, report: Callable[[str], None]) -> None:
         """Wait until all checkpoints are written; report one that cannot be."""

@@ -15,7 +15,6 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.run import pictures
-from lingvo_gpipe.run.checkpoints import Written
 from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
 from lingvo_gpipe.schedule import drawing
@@ -159,7 +158,6 @@ class RunWriters:
         """
         self.train = Writer(logdir / "train")
         self._eval = Writer(logdir / EVALUATIONS)
-        self._eval_folder = logdir / EVALUATIONS
         self._classes = classes
         self._learner = learner
         pipe, step = learner.pipe, int(learner.step.numpy())
@@ -183,19 +181,9 @@ class RunWriters:
             "traces": float(self._learner.num_traces),
         }
 
-    def checkpoints(self, written: Iterable[Written]) -> None:
-        """Write what checkpoints cost."""
-        for one in written:
-            costs = {
-                "checkpoint/waited_s": one.waited_s,
-                "checkpoint/written_s": one.written_s,
-                "checkpoint/mib": one.num_bytes / 2**20,
-            }
-            self.train.scalars(one.step, costs)
-
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation."""
-        write_evaluation(self._eval, self._eval_folder, evaluation, self._classes)
+        write_evaluation(self._eval, evaluation, self._classes)
 
     def close(self) -> None:
         """Close all files."""
@@ -203,14 +191,11 @@ class RunWriters:
         self._eval.close()
 
 
-def write_evaluation(
-    writer: Writer, folder: Path, evaluation: Evaluation, classes: tuple[str, ...]
-) -> None:
-    """Write an evaluation to TensorBoard, and its results by class to `per_class.txt`.
+def write_evaluation(writer: Writer, evaluation: Evaluation, classes: tuple[str, ...]) -> None:
+    """Write an evaluation to TensorBoard.
 
     Args:
         writer: writer of the folder.
-        folder: folder of the run's evaluations.
         evaluation: what is written.
         classes: names of the classes; empty: unknown.
     """
@@ -222,8 +207,6 @@ def write_evaluation(
     writer.scalars(step, evaluation.numbers)
     for name, text in evaluation.texts.items():
         writer.markdown(step, name, text)
-    if evaluation.texts:
-        writer.scalars(step, {"texts_s": evaluation.texts_s})
     if evaluation.examples:
         writer.png(step, "examples", pictures.of_examples(evaluation.examples, classes))
     for name, matrix in evaluation.arrays.items():
@@ -233,7 +216,6 @@ def write_evaluation(
         prefix = name.removesuffix(heads.CONFUSION)
         writer.text(step, f"{prefix}per_class", lines)
         writer.png(step, name, pictures.of_confusion(matrix, classes))
-        write_text(folder / f"{prefix.replace('/', '_')}per_class.txt", f"step {step}\n{lines}\n")
     writer.flush()
 
 

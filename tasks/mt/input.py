@@ -56,10 +56,6 @@ class Translation(Input):
     """
 
     asset_names: tuple[str, ...] = (records.VOCABULARY, records.TARGET_TOKENS)
-    training_fields = (
-        *Input.training_fields,
-        *("temperature", "max_ratio", "num_shapes", "multiple_of"),
-    )
 
     class Params(Input.Params):
         """Fields of Translation."""

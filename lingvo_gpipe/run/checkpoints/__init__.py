@@ -21,7 +21,6 @@ from lingvo_gpipe.run.checkpoints.store import (
     Matched,
     Restored,
     WriterThread,
-    Written,
     restore,
     restore_matching,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "SavedValues",
     "UnreadableError",
     "WriterThread",
-    "Written",
     "at",
     "find",
     "newest",

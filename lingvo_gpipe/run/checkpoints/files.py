@@ -169,13 +169,6 @@ def check_readable(prefix: str) -> None:
             file.read(1)
 
 
-def size_of(prefix: str) -> int:
-    """Return the bytes of a checkpoint's files."""
-    directory, base = os.path.split(prefix)
-    names = [name for name in _names(directory) if name.startswith(f"{base}.")]
-    return sum(os.path.getsize(os.path.join(directory, name)) for name in names)
-
-
 def _names(directory: str) -> list[str]:
     """Return the names in a directory; none if there is no such directory."""
     try:

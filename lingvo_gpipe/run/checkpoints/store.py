@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
@@ -20,25 +19,6 @@ from lingvo_gpipe.run.checkpoints.keys import Part
 from lingvo_gpipe.run.checkpoints.saved import Array, SavedValues, reason
 
 Variables = Mapping[str, packing.Variable]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Written:
-    """A checkpoint that is on the disk.
-
-    Attributes:
-        path: prefix of its files.
-        step: its number.
-        waited_s: seconds that training waited for it.
-        written_s: seconds until it was complete, from the moment whose values it has.
-        num_bytes: bytes of its files.
-    """
-
-    path: str
-    step: int
-    waited_s: float
-    written_s: float
-    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,34 +63,36 @@ class WriterThread:
         # An executor of its own: in the common one, operations of workers would wait for each
         # other, so that training would wait until all is written.
         self._executor = executor.new_executor(enable_async=False, enable_streaming_enqueue=False)
-        self._begun: list[concurrent.futures.Future[Written]] = []
+        self._begun: list[concurrent.futures.Future[None]] = []
 
-    def submit(self, job: Callable[[], Written]) -> concurrent.futures.Future[Written]:
+    def submit(self, job: Callable[[], None]) -> concurrent.futures.Future[None]:
         """Do a job after those before it."""
         before = self._begun[-1] if self._begun else None
 
-        def run() -> Written:
+        def run() -> None:
             if before is not None:
                 before.result()
             with context.executor_scope(self._executor):
-                return job()
+                job()
 
         self._begun.append(self._pool.submit(run))
         return self._begun[-1]
 
-    def join(self) -> None:
-        """Wait until all is written."""
-        concurrent.futures.wait(self._begun)
-
-    def finished(self) -> list[Written]:
-        """Return the checkpoints that were completed since the last call.
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written, once.
 
         Raises:
-            CheckpointError: one cannot be written.
+            CheckpointError: there is one.
         """
         done = [future for future in self._begun if future.done()]
         self._begun = [future for future in self._begun if future not in done]
-        return [future.result() for future in done]
+        for future in done:
+            future.result()
+
+    def join(self) -> None:
+        """Wait until all is written; raises what `check` does."""
+        concurrent.futures.wait(self._begun)
+        self.check()
 
     def close(self) -> BaseException | None:
         """Wait until all is written; return an error that was not raised."""
@@ -166,7 +148,7 @@ class Checkpoints:
         self._resumed_from = resumed_from or directory
         self._save = outer_function.OuterFunction(self._saved)
         self._stored: Sequence[packing.Stored[str]] = ()
-        self._begun: concurrent.futures.Future[Written] | None = None
+        self._begun: concurrent.futures.Future[None] | None = None
         self._present: str | None = None
         with tf.device("CPU:0"):
             self._here = str(tf.constant(0).device)
@@ -185,23 +167,17 @@ class Checkpoints:
         The thread completes it later. Saving the step that was just saved or restored does nothing.
         """
         prefix = os.path.join(self.directory, f"{files.NAME}-{step}")
-        begun = time.perf_counter()
         if self._begun is not None:  # so that values of two moments are never held
             concurrent.futures.wait([self._begun])
         if prefix == self._present:
             return prefix
         stored = packing.snapshot(self._variables)
-        self._begun = self._thread.submit(
-            functools.partial(self._write, prefix, stored, begun, time.perf_counter())
-        )
+        self._begun = self._thread.submit(functools.partial(self._write, prefix, stored))
         if self._waits:
             self._thread.join()
-            self._thread.finished()
         return prefix
 
-    def _write(
-        self, prefix: str, stored: Sequence[packing.Stored[str]], begun: float, taken: float
-    ) -> Written:
+    def _write(self, prefix: str, stored: Sequence[packing.Stored[str]]) -> None:
         try:
             files.discard([prefix])
             files.sweep(self.directory)
@@ -224,9 +200,6 @@ class Checkpoints:
         finally:
             self._stored = ()
         self._present = prefix
-        written_s = time.perf_counter() - taken
-        step = files.step_of(prefix)
-        return Written(prefix, step, taken - begun, written_s, files.size_of(prefix))
 
     def _saved(self, prefix: tf.Tensor, tensors: list[tf.Tensor]) -> tf.Tensor:
         """Write a file in each process, then join their indices; in-graph, traced once.

@@ -30,11 +30,6 @@ class Images(Indexed):
     """Base of inputs of encoded images; subclasses define where the images are."""
 
     asset_names: tuple[str, ...] = (_CLASSES,)
-    training_fields = (
-        *Indexed.training_fields,
-        *("random_crop", "crop_area", "crop_aspect", "pad", "flip", "brightness", "saturation"),
-        *("policy", "policy_layers", "policy_magnitude", "cutout"),
-    )
 
     class Params(Indexed.Params):
         """Fields of Images."""

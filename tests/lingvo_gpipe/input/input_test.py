@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, registry
-from lingvo_gpipe.input import Batches, InMemory, Input, plain
+from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe.input import Batches, InMemory, plain
 
 SIZES = {"train": 10, "test": 7}
 
@@ -278,12 +278,3 @@ def test_an_iterator_ends_without_waiting_for_tensorflow_s_tuning() -> None:
         options = batches.dataset.options()
         assert options.autotune.enabled is False
         assert options.deterministic is True
-
-
-@pytest.mark.parametrize(
-    "name", ["image.folder.AmoebaNetSmall", "mt.django.Tiny", "lm.transformer.L3"]
-)
-def test_fields_of_training_are_fields(name: str) -> None:
-    params = registry.Registry().model(name)().task().input
-    fields = cast(type[Input], params.owner).training_fields
-    assert {"batch_size", "train_split"} <= set(fields) <= set(params.fields())

@@ -186,11 +186,8 @@ def test_a_run_is_not_continued_on_other_examples(tmp_path: Path) -> None:
     loop.run(synthetic.task(tiny()), on_made)
     longer = tiny()
     longer.train.max_steps = 2
-    for params, folder, what in (
-        (longer, on_made, "a run on made-up examples and is not continued on data"),
-        (synthetic.task(longer), on_data, "a run on data and is not continued on made-up examples"),
-    ):
-        with pytest.raises(errors.TrainingError, match=what):
+    for params, folder in ((longer, on_made), (synthetic.task(longer), on_data)):
+        with pytest.raises(errors.TrainingError, match=r"other params \(input\.class: "):
             loop.run(params, folder)
     lines: list[str] = []
     loop.run(longer, tmp_path / "third", start=str(on_made / "checkpoints"), report=lines.append)

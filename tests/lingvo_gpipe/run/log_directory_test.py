@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.run import checkpoints, log_directory
-from tests.tiny_task import tiny_task
+from lingvo_gpipe.run import log_directory
 
 
 def test_a_file_system_without_locks_is_reported_and_used(
@@ -52,14 +50,3 @@ def test_a_folder_in_place_of_a_file_is_named(
     with pytest.raises(errors.TrainingError) as caught:
         action(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / name} cannot be {text}")
-
-
-def test_a_long_value_is_cut_in_a_refusal(tmp_path: Path) -> None:
-    params = tiny_task()
-    text = f"class: task.Task\nname: 'b'\nmodel.seed: '{'x' * 5000}'\n"
-    for number, own in enumerate((text, text.replace("'b'", f"'{'a' * 5000}'"))):
-        variables = {"step": tf.Variable(number)}
-        checkpoints.Checkpoints(str(tmp_path / "checkpoints"), variables, own).save(number)
-        with pytest.raises(errors.TrainingError) as caught:
-            log_directory.check_params(tmp_path, params.set(name="b"), report=None)
-        assert max(map(len, str(caught.value).splitlines())) < 1_000

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network, optim, task
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoints, eval_mode, loop, restoring
+from lingvo_gpipe.run import checkpoints, restoring
 from tests import tiny_task
 
 
@@ -93,20 +93,3 @@ def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: P
     assert run in restoring.folders(None, f"{own}/ckpt-3")
     assert tmp_path not in restoring.folders(None, f"{own}/ckpt-3")
     assert restoring.folders(other, None) == [other]
-
-
-def test_other_params_than_those_of_the_checkpoint_are_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    params = tiny_task.tiny_task()
-    loop.run(params, tmp_path)
-    eval_mode.run(params, tmp_path)
-    params.train.set(max_steps=99, log_interval_steps=7)
-    params.input.set(batch_size=9, shuffle=False)
-    eval_mode.run(params, tmp_path)
-    assert not caplog.text
-    params.model.layers[1].epsilon = 0.5
-    eval_mode.run(params, tmp_path)
-    assert "ckpt-12 was trained with other params: model.layers[1].epsilon: 0.001 -> 0.5" in (
-        caplog.text
-    )

@@ -2,8 +2,8 @@
 
 A model is a class below a package of params files, named by where it lives:
 `lingvo_gpipe.params.image.digits.ConvNet` is `image.digits.ConvNet`. The project's own package is
-always searched; a user's package is added by `--params_package` or by an entry point of the group
-`lingvo_gpipe.params`. A file that cannot be imported does not hide others.
+always searched; `--params_package` adds a user's. A file that cannot be imported does
+not hide others.
 
 A mode is what the trainer does with a model. A task adds its own modes by calling `add_mode` where
 its package is imported, so that this package does not import tasks.
@@ -15,7 +15,6 @@ import copy
 import dataclasses
 import fnmatch
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
 
 PROJECT_PACKAGE = "lingvo_gpipe.params"
-ENTRY_POINT_GROUP = "lingvo_gpipe.params"
 
 
 class Model:
@@ -158,11 +156,11 @@ class Registry:
     """Finds models in packages of params files.
 
     Attributes:
-        broken: package or module → why it could not be imported, as far as it was tried.
+        broken: module → why it could not be imported, as far as it was tried.
     """
 
     def __init__(self, packages: Sequence[str] = ()) -> None:
-        """Look into the project's own package, the announced ones, and `packages`.
+        """Look into the project's own package and `packages`.
 
         Raises:
             ParamsError: one of `packages`, or the project's own, cannot be found.
@@ -170,12 +168,6 @@ class Registry:
         self.broken: dict[str, str] = {}
         where = f"{PROJECT_PACKAGE} (a link to the folder ../params)"
         self._packages = {PROJECT_PACKAGE: _package(PROJECT_PACKAGE, where)}
-        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-            where = f"entry point {point.name} = {point.value}"
-            try:
-                self._packages[point.module] = _package(point.module, where)
-            except errors.ParamsError as error:
-                self.broken[where] = str(error).removeprefix(f"{where}: ")
         for name in packages:
             self._packages[name] = _package(name, f"--params_package={name}")
         for name in self._packages:
@@ -226,7 +218,7 @@ class Registry:
     def _models_of(self, package: str, module: str) -> dict[str, type[Model]]:
         """Return name → class of the models that a module defines; none if it is broken."""
         try:
-            members = vars(_import(module))
+            members = vars(importlib.import_module(module))
         except Exception as error:  # noqa: BLE001 - another's code: reported, and does not hide others.
             self.broken[module] = errors.cause(error, __file__)
             return {}
@@ -259,7 +251,7 @@ def _package(name: str, where: str) -> ModuleType:
         ParamsError: it is not there, its code raises something, or it is a single file.
     """
     try:
-        module = _import(name)
+        module = importlib.import_module(name)
     except Exception as error:
         raise errors.ParamsError(
             f"{where}: {errors.cause(error, __file__)}. The folder around the package must be on "
@@ -270,15 +262,6 @@ def _package(name: str, where: str) -> ModuleType:
             f"{where}: {name} is a single file. Name the package (the folder) around it"
         )
     return module
-
-
-def _import(name: str) -> ModuleType:
-    """Import a module; one that calls sys.exit is broken, and does not end this process."""
-    try:
-        return importlib.import_module(name)
-    except SystemExit as error:
-        reason = f"it calls sys.exit({error})"
-        raise ImportError(reason).with_traceback(error.__traceback__) from error
 
 
 def _modules_below(root: ModuleType) -> Iterator[str]:

@@ -39,8 +39,6 @@ MAX_RESTARTS = 100
 _TICK_S = 0.05
 _RETRY_S = 0.5
 _FIRST_NOTE_S = 1.5
-_RECENT_S = 600.0
-_LONGEST_WAIT_S = 60.0
 _SAME_STEP = 3
 
 
@@ -95,11 +93,10 @@ async def run(options: Options) -> int:
                     code = await attempt.run()
                 except FaultError as error:
                     if not received:
-                        wait_s = restarts.wait_s(str(error), attempt.step)
-                        when = f", in {wait_s:.0f} s" if wait_s else ""
+                        restarts.add(str(error), attempt.step)
                         options.report(
                             f"{error}, {_where(attempt.step)}: restart {restarts.count} of "
-                            f"{options.max_restarts}{when}"
+                            f"{options.max_restarts}"
                         )
                         code = None
                 if code and received:
@@ -108,9 +105,6 @@ async def run(options: Options) -> int:
                 await attempt.end(code)
             if code is not None:
                 return code
-            end_s = time.monotonic() + wait_s
-            while not received and time.monotonic() < end_s:
-                await asyncio.sleep(_TICK_S)
 
 
 def _where(step: int | None) -> str:
@@ -118,14 +112,16 @@ def _where(step: int | None) -> str:
 
 
 class Restarts:
-    """Counts the losses of a run, and decides when it is started again.
+    """Counts the losses of a run, and decides whether it is started again.
 
     Attributes:
         count: restarts so far.
 
     >>> restarts = Restarts(10)
-    >>> [restarts.wait_s("worker 1 was killed", step) for step in (7, 9, 7, 9)]
-    [0.0, 1.0, 2.0, 4.0]
+    >>> for step in (7, 9, 9):
+    ...     restarts.add("worker 1 was killed", step)
+    >>> restarts.count
+    3
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -134,13 +130,9 @@ class Restarts:
         self._max_restarts = max_restarts
         self._step: int | None = None
         self._in_a_row = 0
-        self._recent: list[float] = []
 
-    def wait_s(self, fault: str, step: int | None) -> float:
-        """Return how many seconds to wait before the next start.
-
-        The first loss is not waited for. Each further one within ten minutes doubles the time, up
-        to a minute.
+    def add(self, fault: str, step: int | None) -> None:
+        """Count a loss.
 
         Args:
             fault: what was lost.
@@ -164,10 +156,6 @@ class Restarts:
                 "run"
             )
         self.count += 1
-        now = time.monotonic()
-        earlier = [time_s for time_s in self._recent if now - time_s < _RECENT_S]
-        self._recent = [*earlier, now]
-        return min(_LONGEST_WAIT_S, 2.0 ** (len(earlier) - 1)) if earlier else 0.0
 
 
 class _Attempt:

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import chief_supervisor, child, members
-from lingvo_gpipe.console import output
 
 LOST_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 """What TensorFlow raises for a worker that is gone."""
@@ -40,11 +39,6 @@ class Connection:
         self._is_connected = True
         cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
         workers = cluster.num_tasks("worker")
-        if num_devices < workers:
-            output.note(
-                f"{workers - num_devices} of {workers} workers have no cell: raise num_partitions "
-                "or num_replicas, or name fewer workers"
-            )
         needs = {
             "devices": -(-num_devices // workers),
             "packages": hyperparams.registered_packages(),

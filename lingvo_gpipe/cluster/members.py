@@ -9,7 +9,6 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from lingvo_gpipe import errors, regular_files
 
@@ -138,19 +137,21 @@ def read(
             text = regular_files.read_text(os.path.expanduser(path))
         except OSError as error:
             raise errors.DeviceError(f"{where} cannot be read: {error.strerror}") from error
-    values = _object(text, where) if text or path else {}
-    jobs = values.get("cluster", {} if path is None else values)
-    if path is None and (not jobs or (isinstance(jobs, Mapping) and set(jobs) == {CHIEF})):
-        return None  # a chief alone is one process
-    task = values.get("task", {})
     try:
+        values = json.loads(text) if text or path else {}
+        task = values.get("task", {})
         named_job, named_index = task.get("type"), task.get("index")
         named_index = None if named_index is None else int(named_index)
-    except (AttributeError, TypeError, ValueError) as error:
+        cluster = values.get("cluster", {} if path is None else values)
+        addresses = {name: tuple(map(str, given)) for name, given in cluster.items()}
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise errors.DeviceError(
-            f'{where}: "task" is {json.dumps(task)[:80]}, expected '
-            '{"type": "chief" or "worker", "index": a number}'
+            f"{where} is not the JSON of a cluster ({error}). Write "
+            '{"cluster": {"chief": ["HOST:PORT"], "worker": ["HOST:PORT", …]}, '
+            '"task": {"type": "worker", "index": 0}}'
         ) from error
+    if path is None and set(addresses) <= {CHIEF}:
+        return None  # a chief alone is one process
     if job == WORKER and index is None and named_index is None:
         raise errors.DeviceError(
             f"{where} names several workers. Say which one this is: --task=0, 1, …"
@@ -161,34 +162,21 @@ def read(
             f"{where} says that this process is {Member(named_job, named_index or 0)}, the flags "
             f"say {member}. Leave out --job and --task, or correct one of them"
         )
-    return _checked(jobs, where, member)
+    return _checked(addresses, where, member)
 
 
-def _object(text: str, where: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise errors.DeviceError(
-            f"{where} is not JSON: {error}. Write "
-            '{"cluster": {"chief": ["HOST:PORT"], "worker": ["HOST:PORT", …]}}'
-        ) from error
-    if not isinstance(values, dict):
-        raise errors.DeviceError(f"{where} holds a {type(values).__name__}, expected an object")
-    return values
-
-
-def _checked(jobs: Any, where: str, member: Member) -> tuple[Cluster, Member]:
-    """Return the cluster of an object job → addresses, and its member, both checked."""
-    if not isinstance(jobs, Mapping):
-        raise errors.DeviceError(f"{where}: the cluster is a {type(jobs).__name__}, not an object")
-    for job in (*jobs, member.job):
+def _checked(
+    addresses: Mapping[str, tuple[str, ...]], where: str, member: Member
+) -> tuple[Cluster, Member]:
+    """Return the cluster of job → addresses, and its member, both checked."""
+    for job in (*addresses, member.job):
         if job not in JOBS:
             near = errors.nearest(job, JOBS) or JOBS
             raise errors.DeviceError(
                 f"{where}: there is no job {job!r}; nearest {near[0]!r}. Name one chief, and "
                 "workers"
             )
-    chiefs, workers = (_addresses(jobs, job, where) for job in JOBS)
+    chiefs, workers = (addresses.get(job, ()) for job in JOBS)
     if len(chiefs) != 1:
         raise errors.DeviceError(
             f"{where} names {len(chiefs)} chiefs. Name one, by the address at which the workers "
@@ -196,33 +184,23 @@ def _checked(jobs: Any, where: str, member: Member) -> tuple[Cluster, Member]:
         )
     if not workers:
         raise errors.DeviceError(f"{where} names no worker. Name at least one, as HOST:PORT")
-    owners: dict[str, Member] = {}
-    for owner in (Member(CHIEF), *(Member(WORKER, i) for i in range(len(workers)))):
-        address = chiefs[0] if owner.job == CHIEF else workers[owner.index]
-        if other := owners.get(address):
+    all_addresses = (*chiefs, *workers)
+    for address in all_addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 1 <= int(match[2]) <= _MAX_PORT:
             raise errors.DeviceError(
-                f"{where}: {other} and {owner} have the same address {address}. Each process needs "
-                "a port of its own"
+                f"{where}: {address[:80]!r} is not an address. Write HOST:PORT, with a port from 1 "
+                f"to {_MAX_PORT}"
             )
-        owners[address] = owner
-    if member not in owners.values():
-        count = 1 if member.job == CHIEF else len(workers)
+        if all_addresses.count(address) > 1:
+            raise errors.DeviceError(
+                f"{where}: two processes have the same address {address}. Each process needs a "
+                "port of its own"
+            )
+    count = 1 if member.job == CHIEF else len(workers)
+    if not 0 <= member.index < count:
         raise errors.DeviceError(
             f"this process is {member.job} {member.index}, but {where} names {count} "
             f"{member.job}{'s' if count > 1 else ''}. Use 0 to {count - 1}"
         )
     return Cluster(chiefs[0], workers), member
-
-
-def _addresses(jobs: Mapping[str, Any], job: str, where: str) -> tuple[str, ...]:
-    addresses = jobs.get(job, [])
-    if not isinstance(addresses, list):
-        raise errors.DeviceError(f"{where}: the addresses of {job} are not a list of HOST:PORT")
-    for address in addresses:
-        match = _ADDRESS.fullmatch(str(address))
-        if match is None or not 1 <= int(match[2]) <= _MAX_PORT:
-            raise errors.DeviceError(
-                f"{where}: {json.dumps(address)[:80]} of {job} is not an address. Write HOST:PORT, "
-                f"with a port from 1 to {_MAX_PORT}"
-            )
-    return tuple(addresses)

@@ -165,8 +165,6 @@ class _Training:
         self._logdir = logdir
         self._options = options
         self._last: evaluation.Evaluation | None = None
-        if params.eval.patience is not None and not options.evaluate:
-            options.report("eval.patience does nothing in this run, which does not evaluate")
         process.prepare_devices(params.model)
         self._learner = Learner(params, source.element_spec(training=True))
         pipe = self._pipe = self._learner.pipe

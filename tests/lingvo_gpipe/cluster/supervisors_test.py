@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe.cluster import chief_supervisor, members, worker_supervisor
+from lingvo_gpipe.console import signals
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
     STEPS,
@@ -175,7 +176,7 @@ def test_the_chief_s_supervisor_that_is_killed_takes_the_chief_along(run: Run) -
     assert run.step == STEPS
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", signals.ENDING)
 def test_a_signal_to_the_chief_s_supervisor_reaches_the_chief(run: Run, number: int) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
@@ -252,31 +253,6 @@ def test_a_supervisor_on_this_machine_that_is_killed_takes_all_along(run: Run) -
     pids = [run.pid(name) for name in ("chief", "worker0", "worker1")]
     os.kill(run.pid("supervisor"), signal.SIGKILL)
     wait_for(lambda: all(map(is_gone, pids)), "the end of all", 2.0)
-
-
-def test_a_signal_ends_the_wait_for_the_next_start(run: Run) -> None:
-    run.start_all(10**6)
-    for restart in range(1, 6):
-        step = run.step
-        wait_for(functools.partial(has_gone_on, run, step), "a step")
-        os.kill(run.pid("worker1"), signal.SIGKILL)
-        wait_for(functools.partial(says, run, f"restart {restart} "), f"restart {restart}")
-    assert run.lines()[-1].endswith(": restart 5 of 9, in 8 s")
-    os.kill(run.pid("supervisor"), signal.SIGTERM)
-    began_s = time.monotonic()
-    assert run.codes() == {"supervisor": 143, "supervisor0": 143, "supervisor1": 143}
-    assert time.monotonic() - began_s < 6.0
-
-
-def test_no_restart_is_allowed(run: Run) -> None:
-    for index in range(2):
-        run.start_worker(index)
-    run.start_chief(MAX_RESTARTS="0")
-    wait_for(lambda: run.step >= 5, "step 5")
-    os.kill(run.pid("worker1"), signal.SIGKILL)
-    assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
-    assert "is lost: killed by SIGKILL, at step" in run.lines()[-1]
-    assert "--max_restarts=0 allows no further restart" in run.lines()[-1]
 
 
 def descriptors(pid: int) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe import errors, optim
-from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, learner, log_directory, loop
-from tests.tiny_task import one_layer_task, stop_after, tiny_task
+from lingvo_gpipe.run import eval_mode, evaluation, learner, loop
+from tests.tiny_task import one_layer_task, tiny_task
 
 
 def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
@@ -51,29 +51,6 @@ def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> N
 def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match=r"has no checkpoint\. Train first, or name"):
         eval_mode.run(tiny_task(), tmp_path)
-
-
-def test_following_evaluates_each_new_checkpoint_until_the_last(tmp_path: Path) -> None:
-    params = one_layer_task(max_steps=6, save_interval_steps=2)
-    waits = iter([2, 4, 6])
-    waited = []
-
-    def train_on(seconds: float) -> None:
-        waited.append(seconds)
-        steps = next(waits)
-        loop.run(params, tmp_path, should_stop=stop_after(steps - done(tmp_path)))
-
-    lines: list[str] = []
-    found = eval_mode.follow(params, tmp_path, report=lines.append, wait=train_on)
-    assert [each.step for each in found] == [2, 4, 6]
-    assert [line.split()[1] for line in lines] == ["step=2", "step=4", "step=6"]
-    assert len(waited) == 3
-
-
-def done(folder: Path) -> int:
-    """Return the newest checkpoint's step."""
-    whole = checkpoints.find(str(folder / log_directory.CHECKPOINTS))
-    return checkpoints.step_of(whole[-1]) if whole else 0
 
 
 def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:

@@ -56,12 +56,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return params, folder
 
 
-def test_training_gives_no_matrix(ran: tuple[Any, Path]) -> None:
-    tags = events(ran[1] / "train").Tags()["tensors"]
-    assert {"accuracy", "top2"} <= set(tags)
-    assert "confusion" not in tags
-
-
 @pytest.mark.parametrize("size", [13, 5, 4, 1])
 def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) -> None:
     params = ran[0].copy()
@@ -109,11 +103,6 @@ def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> N
         params, folder, report=lines.append, should_stop=lambda: next(asked) > 0
     )
     assert (found, lines) == ([], [])
-
-
-def test_a_run_that_evaluates_writes_them_too(tmp_path: Path) -> None:
-    loop.run(confused_task(max_steps=2), tmp_path, evaluate=True)
-    assert "confusion" in events(tmp_path / "eval").Tags()["tensors"]
 
 
 def test_a_vector_with_labels_is_a_curve_for_each_that_was_seen() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim
-from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Reading
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -24,9 +22,7 @@ from lingvo_gpipe.run import (
     log_directory,
     loop,
     process,
-    tensorboard,
 )
-from lingvo_gpipe.schedule import drawing
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
 
@@ -76,21 +72,6 @@ def test_an_evaluation_that_fails_costs_no_update(
     parts = loop.run(params, tmp_path / "parts", evaluate=True, report=lines.append)
     assert [line.split()[1] for line in lines if line.startswith("eval ")] == ["step=4", "step=6"]
     np.testing.assert_equal(content(parts), content(whole))
-
-
-def test_an_evaluation_that_cannot_be_written_costs_no_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = one_layer_task(max_steps=6, save_interval_steps=6)
-    params.eval.interval_steps = 2
-
-    def refuse(*_: Any) -> None:
-        raise ValueError("no picture")
-
-    monkeypatch.setattr(tensorboard, "write_evaluation", refuse)
-    with pytest.raises(ValueError, match="no picture"):
-        loop.run(params, tmp_path, evaluate=True)
-    assert saved(tmp_path) == [2]
 
 
 class Scarce(Points):
@@ -310,28 +291,3 @@ def test_more_devices_than_tensorflow_began_with_are_refused() -> None:
     model = tiny_task().model.set(num_partitions=99)
     with pytest.raises(errors.DeviceError, match=r"^99 logical CPU devices are needed, but Ten"):
         process.prepare_devices(model)
-
-
-def test_cores_are_counted_where_a_system_does_not_report_which_may_be_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counted: list[int] = []
-    monkeypatch.setattr(placement, "prepare_threads", lambda _, cores: counted.append(cores))
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    process.prepare_devices(tiny_task().model)
-    assert counted == [5]
-
-
-def test_a_picture_of_planned_work_says_of_what(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, units = drawing.draw, []
-
-    def draw(drawn: Any, **named: Any) -> bytes:
-        units.append(named)
-        return real(drawn, **named)
-
-    monkeypatch.setattr(drawing, "draw", draw)
-    loop.run(one_layer_task(max_steps=1), tmp_path)
-    assert units == [{"unit": "FLOPs"}]

@@ -103,19 +103,6 @@ def test_the_last_checkpoint_knows_the_best_of_the_last_evaluation(tmp_path: Pat
     assert int(checkpoints.read_value(result.checkpoint, "eval/step")) == 4
 
 
-def test_a_reader_that_is_gone_costs_no_update(tmp_path: Path) -> None:
-    def gone(line: str) -> None:
-        if line.startswith("eval "):
-            raise BrokenPipeError
-
-    params = one_layer_task(max_steps=9, save_interval_steps=5)
-    params.eval.interval_steps = 3
-    with pytest.raises(BrokenPipeError):
-        loop.run(params, tmp_path, evaluate=True, report=gone)
-    (whole,) = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
-    assert whole.endswith("ckpt-3")
-
-
 def test_a_split_that_is_not_there_is_refused_before_the_first_update(tmp_path: Path) -> None:
     params = one_layer_task(max_steps=4)
     params.eval.split = "validation"
@@ -154,13 +141,6 @@ def test_another_split_has_separate_curves(tmp_path: Path) -> None:
     assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
 
 
-def test_another_seed_leads_to_other_bits(tmp_path: Path) -> None:
-    params = one_layer_task(max_steps=1)
-    one = final_values(loop.run(params, tmp_path / "one"))
-    other = final_values(loop.run(params.set_path("model.seed", 4), tmp_path / "other"))
-    assert not same_bits(one, other)
-
-
 def test_other_params_are_refused_with_the_fields_and_the_way_out(tmp_path: Path) -> None:
     params = tiny_task(max_steps=2)
     params.name = "lab.One"
@@ -175,33 +155,6 @@ def test_other_params_are_refused_with_the_fields_and_the_way_out(tmp_path: Path
     params.name = "lab.Other"
     with pytest.raises(errors.TrainingError, match=r"holds a run of 'lab.One', not of 'lab.Other'"):
         loop.run(params, tmp_path)
-
-
-def test_a_checkpoint_starts_another_run_as_far_as_it_fits(
-    tmp_path: Path, lines: list[str]
-) -> None:
-    params = tiny_task(max_steps=3)
-    source = loop.run(params, tmp_path / "source")
-    params.model.layers[3].classes = 5
-    params.train.max_steps = 0
-    params.train.average = optim.Average.Params(decay=0.9)
-    begun = loop.run(params, tmp_path / "begun", start=source.checkpoint, report=lines.append)
-    assert f"started from {source.checkpoint}: 6 variables restored" in lines
-    assert any("head/kernel is float32[8, 3] there, float32[8, 5] here" in line for line in lines)
-    old, new = final_values(source), final_values(begun)
-    key = "variables/first/kernel"
-    np.testing.assert_array_equal(old[key], new[key])
-    np.testing.assert_array_equal(old[key], new[key.replace("variables", "average")])
-    assert new["step"] == 0
-
-
-def test_a_start_without_any_fitting_variable_is_refused(tmp_path: Path) -> None:
-    params = one_layer_task(max_steps=1)
-    source = loop.run(params, tmp_path / "source")
-    for number, layer in enumerate(params.model.layers):
-        layer.name = f"other_{number}"
-    with pytest.raises(errors.CheckpointError, match="has no variable of this network"):
-        loop.run(params, tmp_path / "begun", start=source.checkpoint)
 
 
 def test_two_runs_may_not_share_a_log_directory(tmp_path: Path) -> None:
@@ -263,13 +216,6 @@ def test_patience_ends_a_run_and_its_result_says_so(tmp_path: Path, lines: list[
     assert told["metrics"]["accuracy"] == result.metrics["accuracy"]
     again = loop.run(params, tmp_path, evaluate=True)
     assert (again.step, again.ended) == (9, "patience")
-
-
-def test_patience_without_evaluation_is_reported(tmp_path: Path, lines: list[str]) -> None:
-    params = one_layer_task(max_steps=1)
-    params.eval.set(best="accuracy", patience=2)
-    loop.run(params, tmp_path, report=lines.append)
-    assert "eval.patience does nothing in this run, which does not evaluate" in lines
 
 
 def test_the_best_checkpoint_is_kept_and_begins_again_with_another_metric(tmp_path: Path) -> None:
@@ -484,16 +430,3 @@ def test_graphs_grow_with_no_number_of_mini_batches() -> None:
     learned.update(batches)
     learned.update(batches[:3])
     assert learned.num_traces == traces
-
-
-def test_a_table_with_a_split_backward_is_trained_like_any_other(tmp_path: Path) -> None:
-    found = []
-    for name, schedule in (
-        ("whole", "gpipe"),
-        ("split", "0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1I1,1W1"),
-    ):
-        params = tiny_task(max_steps=3)
-        params.model.schedule = schedule
-        found.append(final_values(loop.run(params, tmp_path / name)))
-    for key, value in found[0].items():
-        np.testing.assert_allclose(found[1][key], value, rtol=2e-4, atol=1e-6, err_msg=key)

@@ -21,25 +21,10 @@ def pixels(picture: bytes) -> Any:
     return image.imread(io.BytesIO(picture))
 
 
-def test_a_line_per_class_reports_its_shares_and_what_it_is_taken_for() -> None:
-    assert pictures.confusion_table(MATRIX, NAMES).splitlines() == [
-        "class   count  recall  precision  most confused with",
-        "a cat      10  0.8000     0.8889  a dog (2)",
-        "a dog       4  0.0000     0.0000  an owl (3)",
-        "an owl      0       -     0.0000  -",
-        "all        14  0.5714",
-    ]
-
-
 @pytest.mark.parametrize("names", [(), ("only", "two")])
 def test_classes_without_names_have_numbers(names: tuple[str, ...]) -> None:
     lines = pictures.confusion_table(MATRIX, names).splitlines()
     assert [line.split()[0] for line in lines] == ["class", "0", "1", "2", "all"]
-
-
-def test_weighted_examples_are_counted_by_their_weights() -> None:
-    (_, line, *_) = pictures.confusion_table(np.array([[1.5, 0.5], [0.0, 1.0]])).splitlines()
-    assert line.split() == ["0", "2", "0.7500", "1.0000", "1", "(0.5)"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 37, 1000])
@@ -100,12 +85,3 @@ def test_a_mistake_is_drawn_in_another_colour_than_a_right_prediction() -> None:
     assert red not in colours(1)
     assert green in colours(1)
     assert green not in colours(0)
-
-
-def test_long_names_of_neighbours_do_not_meet() -> None:
-    examples = [Example(label, 1, 0.5, np.zeros((2, 2, 1), np.uint8)) for label in (0, 1, 0, 1)]
-    names = ["my brown_bear", "my african_elephant"]
-    drawn = tf.io.decode_png(pictures.of_examples(examples, names), 3).numpy()
-    period = (drawn.shape[1] - 18) / 4  # of a tile and a gap of 18 pixels, which is on both edges
-    between = [round(9 + period * column) for column in (1, 2, 3)]
-    assert (drawn[:, between] == 255).all()

@@ -1,14 +1,10 @@
-"""What do worker processes cost, and have they the bits of one process?
+"""What do worker processes cost?
 
 `python -m benchmarks.workers`: processor seconds and wall seconds of an update, in one process and
 over two workers, in interleaved rounds on an idle machine; the chief's own share of them. They are
 counted from one checkpoint to the next, so that neither start nor end counts. Stacks of
 8, 32 and 128 layers in two cells show whether the chief's time grows with the number of variables;
 eight wide layers show what it needs to wait, whatever it waits for.
-
-`python -m benchmarks.workers --bits`: 50 updates in one process, over as many workers as there are
-devices, and stopped half-way and continued the other way; one to four cells, one to four replicas.
-Every tensor of the last checkpoint is compared; the exit code is 1 if one differs.
 """
 
 from __future__ import annotations
@@ -25,9 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.support import machine, saved
+from benchmarks.support import machine
 
 CASES = {
     "digits": ("--model=image.digits.ConvNet",),
@@ -35,7 +29,6 @@ CASES = {
         name: ("--params_package=benchmarks.worker_models", f"--model=cases.{model}")
         for name, model in {
             "AmoebaNet-D": "AmoebaNet",
-            "translation": "Translation",
             "MLP": "MLP",
             "Transformer": "Transformer",
             "8 layers": "Stack8",
@@ -56,10 +49,6 @@ UPDATES = {
     "8 wide layers": 500,
 }
 """Name of a case → updates that are measured, after as many that are not."""
-TRANSLATION = ("translation", "Transformer")
-COMPARED = ("digits", "AmoebaNet-D", "translation")
-SHAPES = ((1, 2), (1, 4), (2, 2), (4, 2))  # replicas, partitions
-STEPS = 50
 ROUNDS = 5
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -80,7 +69,7 @@ class Used:
 def run(case: str, folder: Path, flags: Sequence[str], marks: Sequence[int] = ()) -> list[Used]:
     """Run the trainer; return what it had used at the checkpoints of these steps."""
     words = [*CASES[case], f"--logdir={folder}", *flags]
-    if case in TRANSLATION:
+    if case == "Transformer":
         words.append(f"--data_dir={folder.parent}/data")
     log, used = Path(f"{folder}.log"), list[Used]()
     with log.open("w") as output:
@@ -160,65 +149,22 @@ def speed(case: str, rounds: int) -> None:
         print(f"  two workers / one process, {what}: {ratio:.3f}", flush=True)
 
 
-def difference(one: Path, other: Path) -> str:
-    """Return how the last checkpoints of two runs differ; empty: in nothing."""
-    ours, theirs = saved.values(one), saved.values(other)
-    if not ours or ours.keys() != theirs.keys():
-        return f"keys: {sorted(ours.keys() ^ theirs.keys())[:3]} of {len(ours)}"
-    different = [name for name in ours if not np.array_equal(ours[name], theirs[name])]
-    if different:
-        return f"{len(different)} of {len(ours)} tensors, such as {different[0]}"
-    return ""
-
-
-def bits(case: str) -> bool:
-    """Compare runs over workers with runs in one process; return whether all are equal."""
-    equal = True
-    with tempfile.TemporaryDirectory() as temporary:
-        for replicas, partitions in SHAPES:
-            over = f"--workers=local:{replicas * partitions}"
-            flags = [f"--num_replicas={replicas}", f"--num_partitions={partitions}"]
-            flags += ["--num_micro_batches=4", "--mode=train"]
-            starts: dict[str, list[list[str]]] = {
-                "one process": [[]],
-                "workers": [[over]],
-                "workers, then one process": [[over], []],
-                "one process, then workers": [[], [over]],
-            }
-            alone = Path(temporary, f"{replicas}x{partitions} one process")
-            for label, parts in starts.items():
-                folder = Path(temporary, f"{replicas}x{partitions} {label}")
-                for part, more in enumerate(parts, 1):
-                    run(case, folder, [*flags, f"--max_steps={STEPS * part // len(parts)}", *more])
-                text = difference(alone, folder)
-                equal = equal and not text
-                shape = f"{case}, R={replicas}, K={partitions}, {label}"
-                print(
-                    f"{shape}: {text or f'{len(saved.values(folder))} tensors equal'}", flush=True
-                )
-    return equal
-
-
-def main() -> int:
+def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bits", action="store_true", help="compare bits, not times")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="the first case, one round")
     parser.add_argument("cases", nargs="*", help="names of cases; all if none is given")
     options = parser.parse_args()
-    cases = options.cases or list(COMPARED if options.bits else UPDATES)
+    cases = options.cases or list(UPDATES)
     if options.quick:
         cases, options.rounds = cases[:1], 1
-    if options.bits:
-        return 1 if {bits(case) for case in cases} - {True} else 0
     print(f"{machine.describe()}; medians of {options.rounds} rounds (least to most)")
     for case in cases:
         speed(case, options.rounds)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,7 +5,7 @@
 The baseline of `image.cifar10.AmoebaNetSmallFolder`: plain Keras layers, no pipeline, as wide as
 that model's number of parameters requires, on that recipe's input (mini-batch, augmentation, seed
 and order). Momentum-SGD with a cosine over the given minutes, which count from the first update
-after the trace to the last, evaluations included. Writes a TSV that `benchmarks.images.curves`
+after the trace to the last, evaluations included. Writes a TSV that `benchmarks.curves`
 reads.
 """
 

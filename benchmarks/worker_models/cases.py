@@ -1,4 +1,4 @@
-"""Networks over workers: many variables, ties, accumulated mini-batches, averages; long steps."""
+"""Networks over workers: many variables, long steps, a table that is tied."""
 
 from __future__ import annotations
 
@@ -81,15 +81,4 @@ class Transformer(django.Tiny):
         task.model.num_micro_batches = 16
         task.input.set(batch_size=8192, multiple_of=16)
         task.train.average = None
-        return task
-
-
-class Translation(django.Tiny):
-    """A Transformer with one table for both languages; averages, two mini-batches to an update."""
-
-    def task(self) -> mt_task.TranslationTask.Params:
-        """Return the task."""
-        task = super().task()
-        task.input.batch_size = 1024
-        task.train.accumulate = 2
         return task

@@ -261,7 +261,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [garble, empty])
 def test_damaged_texts_of_a_run_are_set_aside_or_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+    tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     params = one_layer_task(max_steps=2, save_interval_steps=1)
     params.eval.set(best="accuracy", interval_steps=1)
@@ -271,7 +271,6 @@ def test_damaged_texts_of_a_run_are_set_aside_or_reported(
     damage(text)
     damage(best)
     assert eval_mode.run(params, tmp_path) is not None
-    assert "whether it was trained with other params is not known" in caplog.text
     lines: list[str] = []
     again = loop.run(params, tmp_path, evaluate=True, report=lines.append)
     assert lines[0].startswith(f"{whole.checkpoint} is torn and set aside: {text}")

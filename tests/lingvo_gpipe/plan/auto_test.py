@@ -375,7 +375,7 @@ def test_plan_and_training_choose_by_the_same_hosts(tmp_path: Path) -> None:
 
     def lines_of(mode: str, shape: str) -> list[str]:
         lines: list[str] = []
-        run_mode(task, mode, lines, tmp_path / mode, hosts=shape)
+        run_mode(task, mode, lines, tmp_path / f"{mode}-{shape[:3]}", hosts=shape)
         (chosen,) = [line for line in lines if line.startswith("auto: ")]
         return chosen.splitlines()[:3]
 

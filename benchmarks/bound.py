@@ -76,7 +76,7 @@ def measure(configuration: str) -> dict[str, Any]:
     f, i, w = ([waits.mean_s((name, phase), num_waits) for name in names] for phase in "FIW")
     backward = [input_s + weight_s for input_s, weight_s in zip(i, w, strict=True)]
     simulated_s = simulate.simulate(
-        pipe.analysis.table, f, backward, input_gradient_s=i, weight_gradient_s=w
+        pipe.analysis.table, {"F": f, "B": backward, "I": i, "W": w}
     ).makespan_s
     return {"s": step_s, "simulated_s": simulated_s, "share": simulated_s / step_s}
 

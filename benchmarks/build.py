@@ -45,7 +45,6 @@ def measure(configuration: str) -> dict[str, float]:
         layers=[*hidden, layers.MeanSquaredError.Params()],
         num_partitions=num_partitions,
         num_micro_batches=num_micro_batches,
-        max_build_s=1e6,
     )
     if way == "one graph":
         model.group_size = num_micro_batches

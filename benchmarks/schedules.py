@@ -4,16 +4,12 @@
 V ≤ 3; `--quick` some of them; `--rows` prints each. Nothing is measured: slots last F=1, I=1, W=1
 and B=2, and where cells recompute I=2 and B=3; all cells are equal.
 
-A table is compared with three others:
+A table is compared with two others:
 
-- The best of the same cells on the same devices, with B or with I and W as the schedule has, and
-  with at most as many live micro-batches on a device.
-- The shortest of the same cells on the same devices, with I and W and any number of live
-  micro-batches.
+- The shortest of F, I and W of the same cells on the same devices, with any number of live
+  micro-batches. It is known where a schedule is as short as a bound allows, or where
+  `schedule.search` comes to an end.
 - PyTorch's of the same name, by the figures that `tools/pytorch_schedules.py` wrote.
-
-The first two are known where a schedule is as short as a bound allows, or where `schedule.search`
-comes to an end.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ from lingvo_gpipe.schedule import search, simulate
 from lingvo_gpipe.schedule.table import Table
 
 PYTORCH = Path(__file__).parents[1] / "tests/lingvo_gpipe/schedule/pytorch.json"
-KEPT, RECOMPUTED = (1.0, 2.0, 1.0, 1.0), (1.0, 3.0, 2.0, 1.0)  # ticks of F, B, I, W
 MAX_STATES = 600_000
 CELLS_PER_DEVICE = {"gpipe": (1,), "1f1b": (1,), "zb_v": (2,), "dualpipe_v": (2,)}
 SHOWN = ((4, 2), (4, 4), (4, 8), (8, 8), (8, 32))
@@ -51,7 +46,6 @@ class Row:
         bubble: share of the devices' time in which they wait, where forwards are kept.
         recomputed_ticks: of the table, where cells recompute.
         live: per device, the most live micro-batches of its cells.
-        best_ticks: of the best table with the same cells and memory; None: unknown.
         shortest_ticks: of the shortest table with the same cells; None: unknown.
     """
 
@@ -63,7 +57,6 @@ class Row:
     bubble: float
     recomputed_ticks: int
     live: tuple[int, ...]
-    best_ticks: int | None
     shortest_ticks: int | None
 
     @property
@@ -73,22 +66,15 @@ class Row:
 
     def line(self) -> str:
         """Return it as a line of a table."""
-        best = "?" if self.best_ticks is None else str(self.ticks - self.best_ticks)
         times = "?" if self.times_shortest is None else f"{self.times_shortest:.3f}"
         return (
             f"{self.name:<12}{self.K:>3}{self.M:>4}{self.V:>3}{self.ticks:>7}{self.bubble:>8.1%}"
-            f"{self.recomputed_ticks:>12}{max(self.live):>6}{best:>12}{times:>10}"
+            f"{self.recomputed_ticks:>12}{max(self.live):>6}{times:>10}"
         )
 
 
 HEAD = f"{'schedule':<12}{'K':>3}{'M':>4}{'V':>3}{'ticks':>7}{'bubble':>8}{'recomputing':>12}"
-HEAD += f"{'live':>6}{'above best':>12}{'shortest':>10}"
-
-
-def simulated(table: Table, ticks: Sequence[float]) -> simulate.Timeline:
-    """Return the timeline of equal cells, whose slots F, B, I and W last `ticks`."""
-    f, b, i, w = ([length] * table.num_cells for length in ticks)
-    return simulate.simulate(table, f, b, input_gradient_s=i, weight_gradient_s=w)
+HEAD += f"{'live':>6}{'shortest':>10}"
 
 
 @functools.cache
@@ -107,8 +93,17 @@ def shortest_ticks(devices: tuple[int, ...], M: int) -> int | None:
         except ScheduleError:  # it has no such V
             continue
         if _devices(table) == devices:
-            known.append(int(simulated(table, KEPT).makespan_s))
-    return search.least_ticks(search.Problem(devices, M, split=True), min(known), MAX_STATES)
+            known.append(int(simulate.simulate(table, simulate.EQUAL_SLOTS).makespan_s))
+    problem, states_left = search.Problem(devices, M), MAX_STATES
+    for ticks in range(problem.lower_bound(), min(known)):
+        try:
+            rows, visited = search.orders_within(problem, ticks, states_left)
+        except search.SearchLimitError:
+            return None
+        if rows is not None:
+            return ticks
+        states_left -= visited
+    return min(known)
 
 
 def _devices(table: Table) -> tuple[int, ...]:
@@ -122,24 +117,17 @@ def row(name: str, K: int, M: int, V: int) -> Row:
         ScheduleError: the schedule is a search, which is too long for these numbers.
     """
     table = schedule.make(name, K, M, V)
-    timeline = simulated(table, KEPT)
-    ticks = int(timeline.makespan_s)
-    problem = search.Problem(
-        _devices(table),
-        M,
-        split=any(table.split()) or name == "optimal",
-        most_live=max(timeline.peak_live),
-    )
+    timeline = simulate.simulate(table, simulate.EQUAL_SLOTS)
+    recomputing = simulate.simulate(table, simulate.EQUAL_SLOTS_RECOMPUTING)
     return Row(
         name,
         K,
         M,
         V,
-        ticks,
+        int(timeline.makespan_s),
         timeline.bubble_share,
-        int(simulated(table, RECOMPUTED).makespan_s),
+        int(recomputing.makespan_s),
         timeline.peak_live,
-        search.least_ticks(problem, ticks, MAX_STATES),
         shortest_ticks(_devices(table), M),
     )
 
@@ -205,11 +193,10 @@ def main() -> None:
             print(each.line(), flush=True)
         by_name.setdefault(f"{each.name}, V={each.V}", []).append(each)
     by_name["all"] = [each for of_name in by_name.values() for each in of_name]
-    print(f"\n{'tables':<18}{'longer than best':<18}{'longer than shortest':<37}PyTorch")
+    print(f"\n{'tables':<18}{'longer than shortest':<37}PyTorch")
     for name, ours in by_name.items():
-        best = against(ours, [each.best_ticks for each in ours])
         shortest = against(ours, [each.shortest_ticks for each in ours])
-        print(f"{name:<18}{best:<18}{shortest:<37}{against_pytorch(ours)}")
+        print(f"{name:<18}{shortest:<37}{against_pytorch(ours)}")
     print("PyTorch: tables that are better than its own of the same name, equal, worse")
 
 

@@ -170,7 +170,7 @@ def test_every_package_begins_with_what_belongs_there() -> None:
         ("execution.executor", "from lingvo_gpipe import Pipeline", "import what defines it"),
         ("registry", "import lingvo_gpipe.params.image", "through the registry"),
         ("__init__", "import lingvo_gpipe.tasks.mt", "through the registry"),
-        ("schedule.gpipe", "import tensorflow as tf", "without TensorFlow"),
+        ("schedule.named", "import tensorflow as tf", "without TensorFlow"),
         ("cluster.launch", "from keras import layers", "without TensorFlow"),
         ("tasks.image.net", "import lingvo_gpipe.params.image", "registry alone"),
         ("tasks.image.net", "import lingvo_gpipe.run.loop", "closed to tasks"),
@@ -200,7 +200,7 @@ def test_a_second_copy_is_named(module: str, source: str) -> None:
         ("lingvo_gpipe.execution.executor", "from lingvo_gpipe import errors\nimport tensorflow"),
         ("lingvo_gpipe.layers.dense", "from lingvo_gpipe.layers import base\nfrom . import pool"),
         ("lingvo_gpipe.hyperparams.params", "from lingvo_gpipe.hyperparams import text"),
-        ("lingvo_gpipe.schedule.gpipe", "from lingvo_gpipe.schedule import table\nimport numpy"),
+        ("lingvo_gpipe.schedule.named", "from lingvo_gpipe.schedule import table\nimport numpy"),
         (
             "lingvo_gpipe.network.cutting.capacity",
             "import tensorflow\nfrom lingvo_gpipe import layers",

@@ -59,11 +59,7 @@ def test_figures_of_schedules_are_simulated() -> None:
         for K, M in ((4, 8), (8, 32)):
             table = schedule.make(name, K, M, int(V))
             for back in (1.0, 2.0):  # of I: with its recomputation, if there is one
-                one = [1.0] * table.num_cells
-                backward, inputs = ([length] * table.num_cells for length in (back + 1, back))
-                timeline = simulate.simulate(
-                    table, one, backward, input_gradient_s=inputs, weight_gradient_s=one
-                )
+                timeline = simulate.simulate(table, {"F": 1.0, "B": back + 1, "I": back, "W": 1.0})
                 computed = (2 + back) * M * int(V)
                 found.append(f"{timeline.makespan_s / computed:.3f}")
             found.append(f"{max(timeline.peak_live) / int(V):.1f}")

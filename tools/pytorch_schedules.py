@@ -25,7 +25,6 @@ NAMES = {
     "dualpipe_v": "DualPipeV",
 }
 MAX_K, MAX_M, MAX_V = 8, 32, 3
-LENGTHS = ((1, 2, 1, 1), (1, 3, 2, 1))
 
 
 class Stage:
@@ -67,9 +66,8 @@ def figures(table: Table) -> list[int]:
     """Return ticks, ticks where cells recompute, the most live on a device, and all devices'."""
     ticks = []
     live: tuple[int, ...] = ()
-    for lengths in LENGTHS:
-        f, b, i, w = ([length] * table.num_cells for length in lengths)
-        timeline = simulate.simulate(table, f, b, input_gradient_s=i, weight_gradient_s=w)
+    for lengths in (simulate.EQUAL_SLOTS, simulate.EQUAL_SLOTS_RECOMPUTING):
+        timeline = simulate.simulate(table, lengths)
         ticks.append(int(timeline.makespan_s))
         live = timeline.peak_live
     return [*ticks, max(live), sum(live)]

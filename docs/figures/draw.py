@@ -18,15 +18,16 @@ def timelines() -> dict[str, simulate.Timeline]:
     forward and recomputes nothing, so that cell has a third more layers; under gpipe only one is,
     and cells are equal.
     """
-    equal_s, fused_s = [1e-3] * 4, 3e-3
     cut_s = [1e-3] * 3 + [4e-3 / 3]
     pages = {f"schedule_{name}": equal_cells(name) for name in schedule.SCHEDULES}
     return pages | {
         "gpipe": simulate.simulate(
-            schedule.make("gpipe", 4, 8), equal_s, [3e-3] * 4, fused_s=fused_s
+            schedule.make("gpipe", 4, 8), {"F": 1e-3, "B": 3e-3}, fused_s=3e-3
         ),
         "1f1b": simulate.simulate(
-            schedule.make("1f1b", 4, 8), cut_s, [3 * s for s in cut_s], fused_s=3 * cut_s[-1]
+            schedule.make("1f1b", 4, 8),
+            {"F": cut_s, "B": [3 * s for s in cut_s]},
+            fused_s=3 * cut_s[-1],
         ),
     }
 
@@ -38,14 +39,8 @@ def equal_cells(name: str, V: int | None = None) -> simulate.Timeline:
     for each of its parts.
     """
     table = schedule.make(name, 4, 8, V)
-    part_s = [1e-3 * table.num_devices / table.num_cells] * table.num_cells
-    return simulate.simulate(
-        table,
-        part_s,
-        [2 * s for s in part_s],
-        input_gradient_s=part_s,
-        weight_gradient_s=part_s,
-    )
+    part_s = 1e-3 * table.num_devices / table.num_cells
+    return simulate.simulate(table, {"F": part_s, "B": 2 * part_s, "I": part_s, "W": part_s})
 
 
 def main() -> None:

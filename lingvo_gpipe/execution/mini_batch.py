@@ -18,7 +18,6 @@ from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import micro_batches, replicas
 from lingvo_gpipe.network.cut_fields import CutFields
-from lingvo_gpipe.schedule import build_limit
 
 
 class MiniBatchInputs(NamedTuple):
@@ -66,17 +65,11 @@ class MiniBatchRunner:
         self.variables = created
         self._analysis = executor.analysis
         self._params = executor.analysis.params
-        self._seen: set[int] = set()  # numbers of micro-batches
         self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
     def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log if it is very large, or less than the Params set."""
+        """Return M for a mini-batch; log if it is less than the Params set."""
         sizes, wanted = self._sizes(parts), self._params.num_micro_batches
-        if len(sizes) not in self._seen:
-            self._seen.add(len(sizes))
-            text = build_limit.warning(self._analysis.table.num_cells, len(sizes))
-            if text is not None:
-                logging.warning(text)
         lowered = self._params.micro_batch_size is None and len(sizes) < wanted
         if lowered and self._warnings_left > 0:
             self._warnings_left -= 1

@@ -21,8 +21,7 @@ from lingvo_gpipe.network.cell import Cell, Mode, Pass
 from lingvo_gpipe.network.cutting import cuts, layer_costs, partition
 from lingvo_gpipe.network.params import PipelineParams, compiled_cells
 from lingvo_gpipe.schedule import recompute
-from lingvo_gpipe.schedule.forward_only import forward_table
-from lingvo_gpipe.schedule.table import Table
+from lingvo_gpipe.schedule.table import Table, forward_table
 
 
 @dataclasses.dataclass(frozen=True)

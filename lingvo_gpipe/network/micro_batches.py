@@ -9,7 +9,6 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.schedule import build_limit, num_cells
 
 
 def sizes(
@@ -115,12 +114,8 @@ def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> t
 
     Raises:
         InputError: see `batch_size`.
-        ScheduleError: their graph would take too long to build.
     """
     num_examples = sum(batch_size(part, params.batch_dim, params.unbatched) for part in parts)
-    count = count_of(params, num_examples)
-    cells = num_cells(params.schedule, params.num_partitions, params.cells_per_device)
-    build_limit.check(cells, count, params.max_build_s)  # before a list of as many
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 

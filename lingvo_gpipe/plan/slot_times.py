@@ -180,12 +180,14 @@ def timeline(
     }
     return simulate.simulate(
         analysis.table,
-        lengths(cell.forward_s for cell in cells),
-        lengths(cell.backward_s for cell in cells),
+        {
+            "F": lengths(cell.forward_s for cell in cells),
+            "R": lengths(cell.recompute_s for cell in cells),
+            "B": lengths(cell.backward_s for cell in cells),
+            "I": lengths(cell.input_gradient_s for cell in cells),
+            "W": lengths(cell.weight_gradient_s for cell in cells),
+        },
         fused_s=max(cells[-1].fused_s, least) if analysis.cells[-1].fused else None,
-        input_gradient_s=lengths(cell.input_gradient_s for cell in cells),
-        weight_gradient_s=lengths(cell.weight_gradient_s for cell in cells),
-        recompute_s=lengths(cell.recompute_s for cell in cells),
         links=simulate.Links(
             {ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
             no_gradient=forward - backward,

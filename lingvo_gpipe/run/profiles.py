@@ -391,7 +391,7 @@ def _compared(recorded: RecordedStep) -> str:
 
 def _simulated(measured: simulate.Timeline) -> simulate.Timeline:
     """Return what the table needs with the mean times of its slots."""
-    return breakdown.simulate_means(measured.table, breakdown.mean_seconds(measured))
+    return simulate.simulate(measured.table, breakdown.mean_seconds(measured))
 
 
 def _simulated_beside(measured: simulate.Timeline) -> simulate.Timeline:

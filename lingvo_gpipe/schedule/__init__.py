@@ -1,58 +1,20 @@
 """Schedule tables: which slot runs when on which device; by name, by text, or from a file.
 
-Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`.
-
-A schedule is a function (num_devices K, num_micro_batches M, cells_per_device V) → `Table` in a
-file of `schedule.named`, with its name here. It refuses a V that it does not have. A table as text
-may place any cell on any device.
+Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`. A new
+schedule is a function of `schedule.named`; a table as text may place any cell on any device.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 
 from lingvo_gpipe import regular_files
 from lingvo_gpipe.errors import ScheduleError, nearest
-from lingvo_gpipe.schedule.named import (
-    dualpipe_v,
-    gpipe,
-    interleaved,
-    looped_bfs,
-    one_f_one_b,
-    optimal,
-    zb_h1,
-    zb_v,
-)
+from lingvo_gpipe.schedule.named import SCHEDULES
 from lingvo_gpipe.schedule.table import Slot, Table
 
-__all__ = ["AUTO", "SCHEDULES", "Named", "Slot", "Table", "make", "num_cells"]
+__all__ = ["AUTO", "SCHEDULES", "Slot", "Table", "make"]
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Named:
-    """A schedule that has a name.
-
-    Attributes:
-        make: (K, M, V) → table.
-        cells_per_device: V where the user sets none.
-    """
-
-    make: Callable[[int, int, int], Table]
-    cells_per_device: int
-
-
-SCHEDULES: dict[str, Named] = {
-    "gpipe": Named(gpipe.gpipe, 1),
-    "1f1b": Named(one_f_one_b.one_f_one_b, 1),
-    "interleaved": Named(interleaved.interleaved, 2),
-    "looped_bfs": Named(looped_bfs.looped_bfs, 2),
-    "zb_h1": Named(zb_h1.zb_h1, 1),
-    "zb_v": Named(zb_v.zb_v, 2),
-    "dualpipe_v": Named(dualpipe_v.dualpipe_v, 2),
-    "optimal": Named(optimal.optimal, 1),
-}
 AUTO = "auto"
 """What `model.schedule` is until `plan.auto` has chosen one."""
 
@@ -86,9 +48,8 @@ def make(
             f"trainer does for training and --mode=plan. Or use {', '.join(SCHEDULES)}"
         )
     if spec in SCHEDULES:
-        named = SCHEDULES[spec]
-        V = named.cells_per_device if cells_per_device is None else cells_per_device
-        return _made(named.make, num_devices, num_micro_batches, V)
+        V = SCHEDULES[spec].cells_per_device if cells_per_device is None else cells_per_device
+        return _named_table(spec, num_devices, num_micro_batches, V)
     if spec.startswith("@"):
         table, source = Table.from_text(_read(spec[1:])), spec[1:]
     elif "," in spec or "\n" in spec or _looks_like_slot(spec):
@@ -121,22 +82,23 @@ def make(
     return table
 
 
-def num_cells(spec: str, num_devices: int, cells_per_device: int | None) -> int:
-    """Return the number of cells of a schedule before its table is made; K for a text.
-
-    >>> num_cells("1f1b", 4, None), num_cells("interleaved", 4, 3)
-    (4, 12)
-    """
-    named = SCHEDULES.get(spec)
-    if cells_per_device is None:
-        cells_per_device = 1 if named is None else named.cells_per_device
-    return num_devices * cells_per_device
-
-
 @functools.lru_cache(maxsize=16)
-def _made(make: Callable[[int, int, int], Table], *sizes: int) -> Table:
+def _named_table(name: str, K: int, M: int, V: int) -> Table:
     """Make a table once for all plans that compare policies, cuts or devices' speeds with it."""
-    return make(*sizes)
+    if K < 1 or M < 1:
+        raise ScheduleError(
+            f"{name} for num_devices={K}, num_micro_batches={M}. Use 1 or more of each"
+        )
+    named = SCHEDULES[name]
+    if not named.any_v and named.cells_per_device != V:
+        number = "one cell" if named.cells_per_device == 1 else f"{named.cells_per_device} cells"
+        raise ScheduleError(
+            f"{name} has {number} per device, but cells_per_device={V}. "
+            f"Use {named.cells_per_device}"
+        )
+    if V < 1:
+        raise ScheduleError(f"{name} for cells_per_device={V}. Use 1 or more")
+    return named.make(K, M, V) if named.any_v else named.make(K, M)
 
 
 def _count(number: int, what: str, plural: str = "s") -> str:

@@ -181,7 +181,7 @@ def _idle_of_equal_cells(timeline: simulate.Timeline) -> list[float]:
     for phase, seconds in mean_seconds(timeline).items():
         own = [time_s for cell, time_s in enumerate(seconds) if (phase, cell) in there]
         lengths[phase] = [statistics.fmean(own or [0.0])] * table.num_cells
-    equal = simulate_means(table, lengths)
+    equal = simulate.simulate(table, lengths)
     return [equal.makespan_s - busy_s for busy_s in equal.busy_s]
 
 
@@ -203,15 +203,3 @@ def mean_seconds(
         phase: [mean(found.get((phase, cell), [0.0])) for cell in cells]
         for phase in ("F", "R", "B", "I", "W")
     }
-
-
-def simulate_means(table: Table, seconds: Mapping[Phase, Sequence[float]]) -> simulate.Timeline:
-    """Return the simulated timeline of a table, from the seconds of each phase in each cell."""
-    return simulate.simulate(
-        table,
-        seconds["F"],
-        seconds["B"],
-        input_gradient_s=seconds["I"],
-        weight_gradient_s=seconds["W"],
-        recompute_s=seconds["R"],
-    )

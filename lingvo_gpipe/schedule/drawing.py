@@ -1,4 +1,4 @@
-"""Drawings of a timeline: a grid for terminals, a picture, a trace for a browser."""
+"""Drawings: a table for terminals; of a timeline a picture, and a trace for a browser."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import io
 import json
 from collections.abc import Mapping
 
-from matplotlib import axes, figure, patches
+from matplotlib import axes, colors, figure, patches
 
 from lingvo_gpipe.schedule import simulate
-from lingvo_gpipe.schedule.table import Phase, Slot, Table
+from lingvo_gpipe.schedule.table import Phase, Table
 
 _PHASES: dict[Phase, tuple[str, str]] = {
     "F": ("forward", "#4C78A8"),
@@ -27,37 +27,27 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
-def grid(source: simulate.Timeline | Table, width: int = 100) -> str:
-    """Return a table or timeline as text of at most `width` columns.
-
-    A table has a column per slot; of one that is too wide, the middle is left out. A timeline is
-    drawn to scale: a slot is its phase and number, or its phase alone where there is no room,
-    filled up with `-`; dots are waiting.
+def grid(table: Table, width: int = 100) -> str:
+    """Return a table as text of at most `width` columns; of a wider one, the middle is left out.
 
     >>> from lingvo_gpipe import schedule
-    >>> table = schedule.make("1f1b", 2, 3)
-    >>> print(grid(table))
-    cell 0: F0 F1 .  B0 F2 B1 .  B2
-    cell 1: .  F0 B0 F1 B1 F2 B2
-    >>> print(grid(simulate.simulate(table, [1.0, 1.0], [2.0, 2.0]), width=56))
-    cell 0: F0--F1--........B0------F2--B1------....B2------
-    cell 1: ....F0--B0------F1--B1------F2--B2------........
+    >>> print(grid(schedule.make("1f1b", 2, 8), width=40))
+    cell 0: F0 F1 .  ... F6 B5 F7 B6 .  B7
+    cell 1: .  F0 B0 ... B5 F6 B6 F7 B7
     """
-    if isinstance(source, Table):
-        return _fold(source.grid(), width)
-    table = source.table
-    labels = _labels(table)
-    room = max(1, width - max(map(len, labels)) - 2)
-    scale = room / source.makespan_s if source.makespan_s > 0 else 0.0
-    rows = ["." * room] * table.num_devices
-    for span in source.spans:
-        start, stop = int(span.start_s * scale + 0.5), int(span.end_s * scale + 0.5)
-        name = _name(span.slot, table)
-        if len(name) > stop - start:
-            name = span.slot.phase
-        filled = name.ljust(stop - start, "-")[: stop - start]
-        rows[span.device] = rows[span.device][:start] + filled + rows[span.device][stop:]
-    return "\n".join(f"{label}: {row}" for label, row in zip(labels, rows, strict=True))
+    text = table.grid()
+    lines = text.splitlines()
+    full = max(map(len, lines))
+    if full <= width:
+        return text
+    lines = [line.ljust(full) for line in lines]
+    label = lines[0].index(":") + 1
+    gaps = [i for i in range(label, full) if all(line[i] == " " for line in lines)]
+    dots = " ..."
+    room = width - len(dots)
+    head = max((gap for gap in gaps if gap <= (room + 1) // 2), default=label)
+    tail = min((gap for gap in gaps if full - gap <= room - head), default=full)
+    return "\n".join(f"{line[:head]}{dots}{line[tail:]}".rstrip() for line in lines)
 
 
 def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
@@ -127,23 +117,13 @@ def chrome_trace(timelines: Mapping[str, simulate.Timeline]) -> str:
     """
     events: list[dict[str, object]] = []
     for number, (name, timeline) in enumerate(timelines.items()):
+        process = {"ph": "M", "pid": number}
         events += [
-            {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}},
-            {
-                "name": "process_sort_index",
-                "ph": "M",
-                "pid": number,
-                "args": {"sort_index": number},
-            },
+            process | {"name": "process_name", "args": {"name": name}},
+            process | {"name": "process_sort_index", "args": {"sort_index": number}},
         ]
         events += [
-            {
-                "name": "thread_name",
-                "ph": "M",
-                "pid": number,
-                "tid": device,
-                "args": {"name": label},
-            }
+            process | {"name": "thread_name", "tid": device, "args": {"name": label}}
             for device, label in enumerate(_labels(timeline.table))
         ]
         events += [
@@ -207,30 +187,10 @@ def _draw_legend_and_axes(
     )
 
 
-def _fold(text: str, width: int) -> str:
-    """Leave out columns in the middle of a grid, so that its lines have at most `width` letters."""
-    lines = text.splitlines()
-    full = max(map(len, lines))
-    if full <= width:
-        return text
-    lines = [line.ljust(full) for line in lines]
-    label = lines[0].index(":") + 1
-    gaps = [i for i in range(label, full) if all(line[i] == " " for line in lines)]
-    dots = " ..."
-    room = width - len(dots)
-    head = max((gap for gap in gaps if gap <= (room + 1) // 2), default=label)
-    tail = min((gap for gap in gaps if full - gap <= room - head), default=full)
-    return "\n".join(f"{line[:head]}{dots}{line[tail:]}".rstrip() for line in lines)
-
-
 def _labels(table: Table) -> list[str]:
     what = "cell" if table.is_plain else "device"
     digits = len(str(table.num_devices - 1))
     return [f"{what} {device:>{digits}}" for device in range(table.num_devices)]
-
-
-def _name(slot: Slot, table: Table) -> str:
-    return f"{slot.phase}{slot.micro_batch}" if table.is_plain else str(slot)
 
 
 def _count(number: int, what: str, plural: str) -> str:
@@ -239,8 +199,8 @@ def _count(number: int, what: str, plural: str) -> str:
 
 def _scale(whole: float, unit: str | None) -> tuple[float, str]:
     """Return the size and the name of the largest unit that is not larger than the whole."""
-    known = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
-    return next(((size, name) for size, name in known if whole >= size), known[-1])
+    units = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
+    return next(((size, name) for size, name in units if whole >= size), units[-1])
 
 
 def _shades(table: Table) -> list[float]:
@@ -255,7 +215,7 @@ def _shades(table: Table) -> list[float]:
 
 
 def _lighter(colour: str, share: float) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = colors.to_rgb(colour)
     return (red + (1 - red) * share, green + (1 - green) * share, blue + (1 - blue) * share)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from lingvo_gpipe.schedule.table import Table
 
 Cuts: TypeAlias = tuple[int, ...]
-_SPENT = (math.inf,)
+_Figure: TypeAlias = tuple[float, ...]  # the smaller, the better
 _MAX_SLOTS = 1_000_000
 """Slots that are simulated for all cuts that are tried: about half a second."""
 _MAX_LOADS = 1_000_000
@@ -58,31 +57,35 @@ def cut(table: Table, costs: CellCosts, start: Cuts) -> Cuts:
     """
     search = Search(table, costs)
     # From a cut of even devices, too: between the two are cuts that are worse than both.
-    starts = (start, _improved(start, search, search.few_loads))
-    return min((_improved(each, search, search.rank) for each in starts), key=search.rank)
+    even = _improved(start, search.fits, search.loads, _MAX_LOADS // len(start))
+    most = _MAX_SLOTS // (2 * search.num_slots)
+    cuts = [_improved(each, search.fits, search.rank, most) for each in (start, even)]
+    return min(cuts, key=search.rank)
 
 
-def _improved(start: Cuts, search: Search, figure: Callable[[Cuts], tuple[float, ...]]) -> Cuts:
-    """Return the cut where moving borders does not make `figure` less, or was tried too often."""
-    best, least = start, figure(start)
+def _improved(
+    start: Cuts, fits: Callable[[Cuts], bool], figure: Callable[[Cuts], _Figure], most: int
+) -> Cuts:
+    """Return the cut where moving borders does not make `figure` less, or that after `most`."""
+    best, figures = start, {start: figure(start)}
     while True:
-        for each in _neighbours(best):
-            if search.fits(each):
-                new = figure(each)
-                if new == _SPENT:
+        for each in filter(fits, _neighbours(best)):
+            if each not in figures:
+                if len(figures) > most:
                     return best
-                if new < least:
-                    least, best = new, each
-                    break
+                figures[each] = figure(each)
+            if figures[each] < figures[best]:
+                best = each
+                break
         else:
             return best
 
 
 class Search:
-    """What cuts take, each computed once."""
+    """What cuts take."""
 
     def __init__(self, table: Table, costs: CellCosts) -> None:
-        """Make it."""
+        """Prepare."""
         self._costs = costs
         self._devices = [table.device_of(cell) for cell in range(table.num_cells)]
         sums = {
@@ -92,23 +95,17 @@ class Search:
         self._links = [0.0, *(costs.links or [0.0] * (len(costs.layers[0]) - 1)), 0.0]
         self._whole = max(row[-1] for row in self._sums) or 1.0
         self._clock = _Clock(table)
-        self._ranks: dict[Cuts, tuple[float, ...]] = {}
-        self._num_loads = 0
 
-    def rank(self, cuts: Cuts) -> tuple[float, ...]:
-        """Return what must be small: the table's time, then `loads`; `_SPENT` after many."""
-        if cuts not in self._ranks:
-            if self._clock.num_slots * len(self._ranks) > _MAX_SLOTS:
-                return _SPENT
-            self._ranks[cuts] = (self._rounded(self.time(cuts)), *self.loads(cuts))
-        return self._ranks[cuts]
+    @property
+    def num_slots(self) -> int:
+        """Slots of the table."""
+        return self._clock.num_slots
 
-    def few_loads(self, cuts: Cuts) -> tuple[float, ...]:
-        """Return `loads`; `_SPENT` after many."""
-        self._num_loads += len(cuts)
-        return self.loads(cuts) if self._num_loads <= _MAX_LOADS else _SPENT
+    def rank(self, cuts: Cuts) -> _Figure:
+        """Return what must be small: the table's time, then `loads`."""
+        return (self._rounded(self.time(cuts)), *self.loads(cuts))
 
-    def loads(self, cuts: Cuts) -> tuple[float, ...]:
+    def loads(self, cuts: Cuts) -> _Figure:
         """Return the heaviest device, the heaviest cell and how uneven cells are."""
         cells = self._cells(cuts)
         devices = [0.0] * (1 + max(self._devices))

@@ -71,11 +71,6 @@ class Timeline:
         return min(span.start_s for span in self.spans)
 
     @functools.cached_property
-    def length_s(self) -> float:
-        """Seconds from the start of the first slot to the end of the last."""
-        return self.makespan_s - self.first_s
-
-    @functools.cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Seconds that each device computes."""
         devices: list[list[float]] = [[] for _ in range(self.table.num_devices)]
@@ -127,71 +122,63 @@ def joined(timelines: Sequence[Timeline]) -> Timeline:
     return Timeline(timelines[0].table, tuple(spans))
 
 
+EQUAL_SLOTS: dict[Phase, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+"""Lengths of slots, in forwards, of cells that keep their forwards."""
+
+EQUAL_SLOTS_RECOMPUTING: dict[Phase, float] = {"F": 1.0, "B": 3.0, "I": 2.0, "W": 1.0}
+"""The same where B, or I, computes the forward again."""
+
+
 def simulate(
     table: Table,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
+    seconds: Mapping[Phase, Sequence[float] | float],
     *,
     fused_s: float | None = None,
-    input_gradient_s: Sequence[float] | None = None,
-    weight_gradient_s: Sequence[float] | None = None,
-    recompute_s: Sequence[float] | None = None,
-    links: Links | Sequence[float] | None = None,
+    links: Links | None = None,
 ) -> Timeline:
     """Compute the start and end of every slot of `table`.
 
     Args:
         table: a schedule of C cells and M micro-batches.
-        forward_s: [C] seconds, one micro-batch's forward in each cell.
-        backward_s: [C] seconds, its backward; recomputation included, unless the table has R
-            slots. Not used where the table has none.
+        seconds: phase → [C] seconds of one micro-batch in each cell, or one number for all cells;
+            for each phase that the table has. Recomputation is part of B or I, unless the table
+            has R slots.
         fused_s: seconds of the last cell's forward and backward where the table fuses them
-            (`Table.fused`), of which `forward_s` is the forward's part. None: the sum of both.
-        input_gradient_s: [C] seconds of I slots; needed where the table has any.
-        weight_gradient_s: [C] seconds of W slots; needed where the table has any.
-        recompute_s: [C] seconds of R slots; needed where the table has any.
-        links: all links; or [C-1] seconds of a chain, one boundary tensor from cell k to k+1 or
-            its gradient back. None: a chain whose links are free.
+            (`Table.fused`), of which those of F are the forward's part. None: the sum of F and B.
+        links: which cell reads from which. None: a chain whose links are free.
 
     Returns:
         The timeline: every slot's span, the bubble share, the peak of live micro-batches.
 
     Raises:
-        ScheduleError: a length is not C, a time is missing, negative or not finite, or a link
-            does not join two cells.
+        ScheduleError: a phase is missing, its length is not C, or a time is negative or not
+            finite.
 
     Source: Huang et al. 2019, section 2 (bubble overhead). Equal cells, free links:
 
     >>> from lingvo_gpipe import schedule
-    >>> timeline = simulate(schedule.make("gpipe", 4, 8), [1.0] * 4, [2.0] * 4)
+    >>> timeline = simulate(schedule.make("gpipe", 4, 8), {"F": 1.0, "B": 2.0})
     >>> round(timeline.bubble_share, 6) == round(3 / 11, 6)
     True
     """
-    seconds = _lengths(
-        table,
-        {
-            "F": ("forward_s", forward_s),
-            "R": ("recompute_s", recompute_s),
-            "B": ("backward_s", backward_s),
-            "I": ("input_gradient_s", input_gradient_s),
-            "W": ("weight_gradient_s", weight_gradient_s),
-        },
-    )
+    lengths = _lengths(table, seconds)
+    if links is None:
+        links = Links({(cell, cell + 1): 0.0 for cell in range(table.num_cells - 1)})
     neighbours = _neighbours(table.num_cells, links)
     last = table.num_cells - 1
     fused: dict[Slot, float] = {}
     if fused_s is not None:
-        _check_time("fused_s", fused_s)
-        first_s = min(forward_s[last], fused_s)
+        _check_times("fused_s", [fused_s])
+        forward_s = min(lengths["F"][last], fused_s)
         for m in table.fused():
-            fused[Slot(last, "F", m)] = first_s
-            fused[Slot(last, "B", m)] = fused_s - first_s
+            fused[Slot(last, "F", m)] = forward_s
+            fused[Slot(last, "B", m)] = fused_s - forward_s
     ends: dict[Slot, float] = {}
     free_s = [0.0] * table.num_devices
     spans = []
     for device, slot in table.order():
         start_s = max(free_s[device], neighbours.ready_s(slot, ends))
-        length_s = fused.get(slot, seconds[slot.phase][slot.cell])
+        length_s = fused.get(slot, lengths[slot.phase][slot.cell])
         ends[slot] = free_s[device] = start_s + length_s
         spans.append(Span(device, slot, start_s, ends[slot]))
     return Timeline(table, tuple(spans))
@@ -222,59 +209,40 @@ class _Neighbours:
 
 
 def _lengths(
-    table: Table, given: Mapping[Phase, tuple[str, Sequence[float] | None]]
+    table: Table, seconds: Mapping[Phase, Sequence[float] | float]
 ) -> dict[Phase, Sequence[float]]:
-    """Return seconds by phase and cell, for the phases that the table has.
-
-    Args:
-        table: the schedule.
-        given: phase → name of the argument and its seconds.
-    """
-    result: dict[Phase, Sequence[float]] = {}
+    """Return seconds by phase and cell, for the phases that the table has."""
+    lengths: dict[Phase, Sequence[float]] = {}
     for phase in dict.fromkeys(slot.phase for slot in table):
-        name, times = given[phase]
-        if times is None:
-            raise ScheduleError(f"the table has {phase} slots, but {name} is not given. Add it")
-        _check_times(name, times, table.num_cells)
-        result[phase] = times
-    return result
-
-
-def _neighbours(num_cells: int, links: Links | Sequence[float] | None) -> _Neighbours:
-    """Return the cells that each cell reads from and sends to, with each link's seconds."""
-    if links is None:
-        links = [0.0] * (num_cells - 1)
-    if not isinstance(links, Links):
-        if len(links) != num_cells - 1:
+        if phase not in seconds:
+            raise ScheduleError(f"the table has {phase} slots, but no seconds are given for them")
+        times = seconds[phase]
+        if isinstance(times, float | int):
+            times = [times] * table.num_cells
+        if len(times) != table.num_cells:
             raise ScheduleError(
-                f"links has {len(links)} times for {num_cells} cells. Give {num_cells - 1}, one "
-                "between each cell and the next"
+                f"{phase} has {len(times)} times for {table.num_cells} cells. Give one per cell"
             )
-        links = Links({(cell, cell + 1): seconds for cell, seconds in enumerate(links)})
+        _check_times(phase, times)
+        lengths[phase] = times
+    return lengths
+
+
+def _neighbours(num_cells: int, links: Links) -> _Neighbours:
+    """Return the cells that each cell reads from and sends to, with each link's seconds."""
     before: list[dict[int, float]] = [{} for _ in range(num_cells)]
     after: list[dict[int, float]] = [{} for _ in range(num_cells)]
     for (source, target), seconds in links.seconds.items():
-        _check_time(f"links[{source, target}]", seconds)
-        if not 0 <= source < target < num_cells:
-            raise ScheduleError(
-                f"links names one from cell {source} to cell {target}. Name links from an "
-                f"earlier cell to a later one, among cells 0 to {num_cells - 1}"
-            )
+        _check_times(f"links[{source, target}]", [seconds])
         before[target][source] = seconds
         if (source, target) not in links.no_gradient:
             after[source][target] = seconds
     return _Neighbours(before, after)
 
 
-def _check_times(name: str, times: Sequence[float], num_cells: int) -> None:
-    if len(times) != num_cells:
-        raise ScheduleError(
-            f"{name} has {len(times)} times for {num_cells} cells. Give one per cell"
-        )
-    for cell, seconds in enumerate(times):
-        _check_time(f"{name}[{cell}]", seconds)
-
-
-def _check_time(name: str, seconds: float) -> None:
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ScheduleError(f"{name}={seconds} is negative or not finite. Use seconds of 0 or more")
+def _check_times(name: str, times: Sequence[float]) -> None:
+    for seconds in times:
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ScheduleError(
+                f"{name}: {seconds} is negative or not finite. Use seconds of 0 or more"
+            )

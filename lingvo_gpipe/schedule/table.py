@@ -13,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, get_args
 
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule import legality
 from lingvo_gpipe.schedule.slot import Phase, Slot
 
-__all__ = ["Phase", "Row", "Slot", "Table", "check_sizes"]
+__all__ = ["Phase", "Row", "Slot", "Table", "forward_table"]
 
 Row: TypeAlias = tuple[Slot | None, ...]
 
@@ -101,10 +101,6 @@ class Table:
     def grid(self) -> str:
         """Return the table as text: a line per device, a column per slot, dots for waiting."""
         return legality.grid(self.devices)
-
-    def validate(self) -> None:
-        """Raise `ScheduleError` if the table is illegal; the constructor has done so before."""
-        legality.check(self.devices)
 
     @property
     def num_devices(self) -> int:
@@ -199,32 +195,35 @@ class Table:
         }
 
 
-def check_sizes(
-    name: str,
-    num_devices: int,
-    num_micro_batches: int,
-    cells_per_device: int,
-    *,
-    wanted: int | None = 1,
-) -> None:
-    """Refuse numbers for which schedule `name` cannot be made.
+def forward_table(table: Table, num_micro_batches: int) -> Table:
+    r"""Return the table with which evaluation runs the cells of `table`, M forwards for each.
 
-    Args:
-        name: name of the schedule.
-        num_devices: K.
-        num_micro_batches: M.
-        cells_per_device: V.
-        wanted: the only V that the schedule has; None: any.
+    Whenever a device is free it takes one of its cells whose input is there: the last such cell, so
+    that few micro-batches are under way, or the first one if that ends sooner with equal slots.
+
+    >>> there_and_back = Table.from_text("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0")
+    >>> print(forward_table(there_and_back, num_micro_batches=4).grid())
+    device 0: 0F0 0F1 0F2 3F0 0F3 3F1 .   3F2 .   3F3
+    device 1: .   1F0 2F0 1F1 2F1 1F2 2F2 1F3 2F3
     """
-    if num_devices < 1 or num_micro_batches < 1:
-        raise ScheduleError(
-            f"{name} for num_devices={num_devices}, num_micro_batches={num_micro_batches}. "
-            "Use 1 or more of each"
-        )
-    if wanted is None and cells_per_device < 1:
-        raise ScheduleError(f"{name} for cells_per_device={cells_per_device}. Use 1 or more")
-    if wanted is not None and cells_per_device != wanted:
-        number = "one cell" if wanted == 1 else f"{wanted} cells"
-        raise ScheduleError(
-            f"{name} has {number} per device, but cells_per_device={cells_per_device}. Use {wanted}"
-        )
+    devices = [table.device_of(cell) for cell in range(table.num_cells)]
+    tables = [_forwards(devices, num_micro_batches, which) for which in (max, min)]
+    return min(tables, key=lambda each: max(map(len, each.devices)))
+
+
+def _forwards(
+    devices: Sequence[int], num_micro_batches: int, which: Callable[[list[int]], int]
+) -> Table:
+    """Return a table by a clock whose every tick is a slot; `which` chooses among ready cells."""
+    orders: list[list[Slot]] = [[] for _ in range(1 + max(devices))]
+    done = [num_micro_batches] + [0] * len(devices)  # forwards before each cell, and of the last
+    while done[-1] < num_micro_batches:
+        ready: dict[int, list[int]] = {}
+        for cell, device in enumerate(devices):
+            if done[cell] > done[cell + 1]:
+                ready.setdefault(device, []).append(cell)
+        for device, cells in ready.items():
+            cell = which(cells)
+            orders[device].append(Slot(cell, "F", done[cell + 1]))
+            done[cell + 1] += 1
+    return Table.on_grid(orders)

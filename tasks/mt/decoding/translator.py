@@ -23,7 +23,7 @@ import tensorflow as tf
 from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
 from lingvo_gpipe.run import restoring
-from lingvo_gpipe.schedule.forward_only import forward_table
+from lingvo_gpipe.schedule.table import forward_table
 from lingvo_gpipe.tasks.mt.decoding import incremental, search
 from lingvo_gpipe.tasks.mt.decoding.candidates import Shortlist
 from lingvo_gpipe.tasks.mt.decoding.decoding_cell import Choice, DecodingCell

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from lingvo_gpipe import errors, layers, pipelining
+from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import micro_batches
-from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.schedule import build_limit
 from tests.networks import pipelines
 
 
@@ -202,64 +197,3 @@ def test_an_output_without_a_batch_dimension_is_not_joined() -> None:
         own.evaluate({"x": pipelines.batch()["x"]}, outputs=True)
     whole = pipelines.pipe([MeanOfAll.Params(name="m")])
     assert whole({"x": pipelines.batch()["x"]}).shape == [5]
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        (
-            {"num_micro_batches": 10**9},
-            "1000000000 micro-batches in a mini-batch: its graph would take about 231 days to "
-            "build. Use at most 3000, or smaller mini-batches with train.accumulate, or allow it "
-            "by model.max_build_s=20000000",
-        ),
-        ({"num_micro_batches": 3001}, "3001 micro-batches in a mini-batch"),
-        ({"micro_batch_size": 7}, "142857143 micro-batches in a mini-batch"),
-        ({"num_micro_batches": 10**9, "max_build_s": 1.9e7}, "or allow it by"),
-        ({"num_micro_batches": 301, "max_build_s": 1.0}, "Use at most 300, "),
-        ({"num_micro_batches": 10**9, "schedule": "interleaved"}, "Use at most 1500, "),
-        (
-            {"num_micro_batches": 10**9, "schedule": "zb_h1", "cells_per_device": 3},
-            "Use at most 1000, ",
-        ),
-    ],
-)
-def test_a_graph_that_would_take_too_long_to_build_is_refused_at_once(
-    fields: dict[str, Any], text: str
-) -> None:
-    params = PipelineParams(num_partitions=2, **fields)
-    begun = time.perf_counter()
-    with pytest.raises(errors.ScheduleError) as raised:
-        micro_batches.sizes_of(params, {"x": tf.TensorSpec([10**9, 4])})
-    assert text in str(raised.value)
-    assert time.perf_counter() - begun < 5.0
-
-
-@pytest.mark.parametrize(
-    ("examples", "fields"),
-    [
-        (10**9, {"num_micro_batches": 3000}),
-        (3001, {"num_micro_batches": 10**9, "max_build_s": 61.0}),
-        (300, {"num_micro_batches": 10**9, "max_build_s": 0.0}),
-        (10**9, {"micro_batch_size": 10**7}),
-    ],
-)
-def test_a_graph_that_may_be_built_is_not_refused(examples: int, fields: dict[str, Any]) -> None:
-    params = PipelineParams(num_partitions=2, **fields)
-    sizes = micro_batches.sizes_of(params, {"x": tf.TensorSpec([examples, 4])})
-    assert sum(sizes) == examples
-
-
-def test_the_expected_time_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(build_limit, "MANY", 2)
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=[layers.Softmax.Params(classes=3)], num_micro_batches=3
-    ).instantiate()
-    batch = {"x": tf.ones([6, 2]), "label": tf.zeros([6], tf.int32)}
-    for _ in range(2):
-        pipe.value_and_gradients(batch)
-    assert [record.getMessage() for record in caplog.records] == [
-        "3 micro-batches in a mini-batch: its graph takes about 0 s to build"
-    ]

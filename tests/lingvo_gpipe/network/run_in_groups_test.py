@@ -14,7 +14,6 @@ from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, slicing, step_plan
 from lingvo_gpipe.run import eval_mode, evaluation, learner, loop
 from lingvo_gpipe.run.profiles import Profiles
-from lingvo_gpipe.schedule import build_limit
 from tests.tiny_task import tiny_task
 
 
@@ -153,13 +152,11 @@ def test_counts_that_are_refused_elsewhere_are_refused(tmp_path: Path) -> None:
             loop.run(params, tmp_path)
 
 
-def test_what_a_plan_of_groups_measures_and_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More micro-batches than a graph may have; sums of gradients from one group to the next."""
-    monkeypatch.setattr(build_limit, "MANY", 2)
+def test_what_a_plan_of_groups_measures_and_keeps() -> None:
+    """The programs of a group; sums of gradients from one group to the next."""
     params = task_of(2)
-    params.model.max_build_s = 1e-9
     params.train.accumulate = 1
     assert step_plan.known_of(params, profile=True).layer_times
     needs = slicing.layer_bytes(params)
-    params.model.set(group_size=128, max_build_s=60.0)
+    params.model.group_size = 128
     assert needs["first"] > slicing.layer_bytes(params)["first"]

@@ -202,7 +202,7 @@ def part(
     shares = replicas.shares(num_micro_batches, analysis.params.num_replicas)
     for number, share in enumerate(filter(None, shares)):
         table = analysis.training_pass(len(share)).table
-        for span in simulate.simulate(table, [1.0] * 2, [2.0] * 2).spans:
+        for span in simulate.simulate(table, {"F": 1.0, "B": 2.0}).spans:
             slot = dataclasses.replace(span.slot, micro_batch=span.slot.micro_batch + share.start)
             own = simulate.Span(span.device + 2 * number, slot, span.start_s, span.end_s)
             spans.append(own.later(begun_s + 0.5))

@@ -12,7 +12,7 @@ from lingvo_gpipe.schedule.slot import Slot
 def simulated(
     name: str, K: int, M: int, forward: list[float], back: list[float]
 ) -> simulate.Timeline:
-    return simulate.simulate(schedule.make(name, K, M), forward, back)
+    return simulate.simulate(schedule.make(name, K, M), {"F": forward, "B": back})
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -34,14 +34,7 @@ def test_equal_cells_of_which_not_all_split_their_backwards_wait_for_nothing_els
     name: str, M: int
 ) -> None:
     table = schedule.make(name, 2, M)
-    count = table.num_cells
-    timeline = simulate.simulate(
-        table,
-        [1.0] * count,
-        [2.0] * count,
-        input_gradient_s=[1.0] * count,
-        weight_gradient_s=[1.0] * count,
-    )
+    timeline = simulate.simulate(table, simulate.EQUAL_SLOTS)
     rows = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s))
     assert [row["imbalance"] for row in rows] == pytest.approx([0.0, 0.0])
 
@@ -58,7 +51,7 @@ def test_a_slow_cell_makes_the_others_wait() -> None:
 
 def test_links_are_transfer() -> None:
     table = schedule.make("gpipe", 2, 1)
-    timeline = simulate.simulate(table, [1.0] * 2, [2.0] * 2, links=[0.5])
+    timeline = simulate.simulate(table, {"F": 1.0, "B": 2.0}, links=simulate.Links({(0, 1): 0.5}))
     first, last = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s))
     # The gradient to the first cell; the tensor to the second one.
     assert (first["transfer"], last["transfer"]) == (0.5, 0.5)
@@ -68,10 +61,10 @@ def test_links_are_transfer() -> None:
 def test_recomputation_is_a_slot_or_a_share_of_the_backward() -> None:
     table = schedule.make("1f1b", 2, 3)
     early = recompute.with_slots(table, ("early", "early"), fuse=False)
-    timeline = simulate.simulate(early, [1.0] * 2, [2.0] * 2, recompute_s=[1.0] * 2)
+    timeline = simulate.simulate(early, {"F": 1.0, "B": 2.0, "R": 1.0})
     around = breakdown.Around(0.0, timeline.makespan_s)
     assert [row["recomputation"] for row in breakdown.of_step(timeline, around)] == [3.0, 3.0]
-    timeline = simulate.simulate(table, [1.0] * 2, [3.0] * 2)
+    timeline = simulate.simulate(table, {"F": 1.0, "B": 3.0})
     rows = breakdown.of_step(
         timeline, around, recomputed=lambda slot: 1 / 3 if slot.cell == 0 else 0.0
     )

@@ -10,7 +10,7 @@ from matplotlib import colors, image
 
 from lingvo_gpipe import schedule
 from lingvo_gpipe.schedule import drawing, simulate
-from lingvo_gpipe.schedule.table import Table
+from lingvo_gpipe.schedule.table import Phase, Table
 
 INTERLEAVED = "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0"
 SPLIT = "0F0,0F1,0I0,0I1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1"
@@ -18,8 +18,7 @@ SPLIT = "0F0,0F1,0I0,0I1,0W0,0W1\n1F0,1I0,1F1,1I1,1W0,1W1"
 
 def run(text: str) -> simulate.Timeline:
     table = Table.from_text(text)
-    ones = [1.0] * table.num_cells
-    return simulate.simulate(table, ones, ones, input_gradient_s=ones, weight_gradient_s=ones)
+    return simulate.simulate(table, simulate.EQUAL_SLOTS)
 
 
 def pixels(picture: bytes) -> np.ndarray:
@@ -51,32 +50,6 @@ def test_grid_keeps_the_width_if_one_column_fits(width: int) -> None:
     assert all(line.startswith(f"cell {cell}: ") for cell, line in enumerate(lines))
 
 
-def test_grid_of_a_timeline_is_to_scale() -> None:
-    found = simulate.simulate(schedule.make("gpipe", 2, 1), [1.0, 2.0], [2.0, 5.0])
-    assert drawing.grid(found, width=38).splitlines() == [
-        "cell 0: F0-.....................B0----",
-        "cell 1: ...F0----B0-------------......",
-    ]
-
-
-def test_grid_names_a_slot_whole_or_by_its_phase_alone() -> None:
-    found = simulate.simulate(schedule.make("gpipe", 1, 12), [1.0], [1.0])
-    row = drawing.grid(found, width=8 + 24 * 2).removeprefix("cell 0: ")
-    names = [row[i : i + 2] for i in range(0, 48, 2)]
-    assert names[:12] == [f"F{m}" for m in range(10)] + ["F-", "F-"]
-
-
-def test_grid_names_cells_where_a_device_has_several() -> None:
-    lines = drawing.grid(run(INTERLEAVED), width=10 + 8 * 4).splitlines()
-    assert lines[0].startswith("device 0: 0F0")
-    assert lines[1].startswith("device 1: ....1F0")
-
-
-def test_grid_of_no_time_is_waiting() -> None:
-    found = simulate.simulate(schedule.make("gpipe", 1, 1), [0.0], [0.0])
-    assert drawing.grid(found, width=12) == "cell 0: ...."
-
-
 @pytest.mark.parametrize(
     ("text", "colours"),
     [
@@ -94,7 +67,7 @@ def test_picture_has_the_colours_of_the_phases_that_are_there(text: str, colours
 def test_picture_shows_the_bubble_as_wide_as_it_is() -> None:
     def waiting(num_micro_batches: int) -> float:
         table = schedule.make("gpipe", 4, num_micro_batches)
-        found = simulate.simulate(table, [1.0] * 4, [2.0] * 4)
+        found = simulate.simulate(table, {"F": 1.0, "B": 2.0})
         picture = pixels(drawing.draw(found))
         drawn = share_of("#F1F1EE", picture)
         work = share_of("#4C78A8", picture) + share_of("#E08E45", picture)
@@ -104,20 +77,20 @@ def test_picture_shows_the_bubble_as_wide_as_it_is() -> None:
     assert waiting(2) > waiting(4) > waiting(12)
 
 
-@pytest.mark.parametrize("text", ["0F0", INTERLEAVED, SPLIT])
-def test_picture_of_any_table_is_a_png(text: str) -> None:
-    assert pixels(drawing.draw(run(text))).shape[1] == 1440
-
-
-def test_picture_of_a_large_table_is_a_png() -> None:
-    # Made here, not where the rows of the test above are: that is run in every test process.
-    large = schedule.make("1f1b", 50, 60).to_text()
-    assert pixels(drawing.draw(run(large))).shape[1] == 1440
-
-
-def test_picture_of_no_time_is_drawn() -> None:
-    found = simulate.simulate(schedule.make("gpipe", 2, 2), [0.0] * 2, [0.0] * 2)
-    assert pixels(drawing.draw(found)).shape[1] == 1440
+@pytest.mark.parametrize(
+    ("table", "seconds"),
+    [
+        (Table.from_text("0F0"), 1.0),
+        (Table.from_text(INTERLEAVED), 1.0),
+        (Table.from_text(SPLIT), 1.0),
+        (schedule.make("1f1b", 50, 60), 1.0),
+        (schedule.make("gpipe", 2, 2), 0.0),
+    ],
+    ids=["forwards", "several cells", "split", "large", "no time"],
+)
+def test_picture_of_any_table_is_a_png(table: Table, seconds: float) -> None:
+    times: dict[Phase, float] = {"F": seconds, "B": seconds, "I": seconds, "W": seconds}
+    assert pixels(drawing.draw(simulate.simulate(table, times))).shape[1] == 1440
 
 
 @pytest.mark.parametrize(
@@ -133,14 +106,14 @@ def test_numbers_are_reported_in_their_unit(
     whole: float, unit: str | None, scale: tuple[float, str]
 ) -> None:
     assert drawing._scale(whole, unit) == scale
-    found = simulate.simulate(schedule.make("gpipe", 1, 1), [whole / 2], [whole / 2])
+    found = simulate.simulate(schedule.make("gpipe", 1, 1), {"F": whole / 2, "B": whole / 2})
     assert drawing.draw(found, unit=unit) != drawing.draw(found, unit="eggs")
 
 
 def test_trace_has_every_slot_of_each_timeline_in_microseconds() -> None:
     table = schedule.make("gpipe", 2, 1)
-    found = simulate.simulate(table, [1.0, 2.0], [2.0, 5.0])
-    other = simulate.simulate(table, [1.0, 1.0], [1.0, 1.0])
+    found = simulate.simulate(table, {"F": [1.0, 2.0], "B": [2.0, 5.0]})
+    other = simulate.simulate(table, {"F": 1.0, "B": 1.0})
     events = json.loads(drawing.chrome_trace({"first": found, "second": other}))["traceEvents"]
     names = {
         kind: [(e["pid"], e["args"]["name"]) for e in events if e["name"] == kind]

@@ -98,9 +98,8 @@ def test_slots_are_added_for_early_cells_alone(policy: str) -> None:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 def test_early_recomputation_runs_while_the_gradient_is_awaited(name: str, K: int, M: int) -> None:
     table = schedule.make(name, K, M)
-    forward, again, back = [1.0] * K, [1.0] * K, [2.0] * K
-    late = simulate.simulate(table, forward, [3.0] * K).makespan_s
+    late = simulate.simulate(table, {"F": 1.0, "B": 3.0}).makespan_s
     early = recompute.with_slots(table, ("early",) * K, fuse=False)
-    found = simulate.simulate(early, forward, back, recompute_s=again).makespan_s
+    found = simulate.simulate(early, {"F": 1.0, "B": 2.0, "R": 1.0}).makespan_s
     # Of every hop back from the last cell to the first, one recomputation.
     assert late - found == K - 1

@@ -32,9 +32,7 @@ def seconds(name: str, K: int, M: int, costs: CellCosts, cuts: Cuts) -> float:
     one = [cell / (3 + r) for cell, r in zip(cells, again, strict=True)]
     whole = [u * (2 + r) for u, r in zip(one, again, strict=True)]
     inputs = [u * (1 + r) for u, r in zip(one, again, strict=True)]
-    return simulate.simulate(
-        table, one, whole, input_gradient_s=inputs, weight_gradient_s=one
-    ).makespan_s
+    return simulate.simulate(table, {"F": one, "B": whole, "I": inputs, "W": one}).makespan_s
 
 
 def all_cuts(num_layers: int, num_cells: int) -> list[Cuts]:
@@ -82,14 +80,7 @@ def test_recomputation_in_slots_of_its_own_is_timed() -> None:
     for name in NAMES:
         table = recompute.with_slots(schedule.make(name, 2, 3, 2), ["early"] * 4, fuse=False)
         ones = [1.0] * 4
-        timeline = simulate.simulate(
-            table,
-            ones,
-            [2.0] * 4,
-            input_gradient_s=ones,
-            weight_gradient_s=ones,
-            recompute_s=ones,
-        )
+        timeline = simulate.simulate(table, simulate.EQUAL_SLOTS | {"R": 1.0})
         search = shared_devices.Search(table, CellCosts([[4.0] * 4] * 4, ones, ones))
         assert search.time((1, 1, 1, 1)) == timeline.makespan_s
 
@@ -126,6 +117,7 @@ def test_no_cell_gets_more_than_it_can_hold() -> None:
 
 def test_a_search_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_devices, "_MAX_SLOTS", 0)
+    monkeypatch.setattr(shared_devices, "_MAX_LOADS", 0)
     costs = CellCosts([[1.0, 43.0, 0.0, 22.0, 0.0, 34.0]] * 4, [0.0] * 4, [1.0] * 4)
     found = shared_devices.cut(schedule.make("interleaved", 2, 8), costs, (1, 1, 2, 2))
     assert found == (1, 1, 2, 2)

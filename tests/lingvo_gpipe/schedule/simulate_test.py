@@ -4,6 +4,7 @@ import doctest
 import itertools
 import math
 import re
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,14 +18,10 @@ from lingvo_gpipe.schedule.table import Slot, Table
 SIZES = list(itertools.product(range(1, 9), range(1, 9)))
 
 
-def ends(timeline: simulate.Timeline) -> dict[str, float]:
-    return {str(span.slot): span.end_s for span in timeline.spans}
-
-
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("K", "M"), SIZES)
 def test_bubble_of_equal_cells_is_the_closed_form(name: str, K: int, M: int) -> None:
-    timeline = simulate.simulate(schedule.make(name, K, M), [1.0] * K, [2.5] * K)
+    timeline = simulate.simulate(schedule.make(name, K, M), {"F": 1.0, "B": 2.5})
     assert timeline.bubble_share == pytest.approx((K - 1) / (M + K - 1), abs=1e-12)
     assert timeline.makespan_s == pytest.approx((M + K - 1) * 3.5)
     assert timeline.busy_s == pytest.approx([M * 3.5] * K)
@@ -33,7 +30,7 @@ def test_bubble_of_equal_cells_is_the_closed_form(name: str, K: int, M: int) -> 
 @pytest.mark.parametrize(("K", "M"), SIZES)
 def test_peak_live_is_what_the_schedules_promise(K: int, M: int) -> None:
     def peak_live(spec: str) -> tuple[int, ...]:
-        return simulate.simulate(schedule.make(spec, K, M), [1.0] * K, [2.0] * K).peak_live
+        return simulate.simulate(schedule.make(spec, K, M), {"F": 1.0, "B": 2.0}).peak_live
 
     assert peak_live("gpipe") == (M,) * K
     assert peak_live("1f1b") == tuple(min(K - k, M) for k in range(K))
@@ -42,7 +39,7 @@ def test_peak_live_is_what_the_schedules_promise(K: int, M: int) -> None:
 
 
 def test_unequal_cells_wait_for_their_neighbours() -> None:
-    timeline = simulate.simulate(schedule.make("gpipe", 2, 2), [1.0, 3.0], [10.0, 2.0])
+    timeline = simulate.simulate(schedule.make("gpipe", 2, 2), {"F": [1.0, 3.0], "B": [10.0, 2.0]})
     assert [(str(span.slot), span.device, span.start_s, span.end_s) for span in timeline.spans] == [
         ("0F0", 0, 0, 1),
         ("0F1", 0, 1, 2),
@@ -58,50 +55,49 @@ def test_unequal_cells_wait_for_their_neighbours() -> None:
     assert timeline.bubble_share == pytest.approx(1 - 32 / 58)
 
 
-def test_links_delay_activations_and_gradients() -> None:
-    table = schedule.make("gpipe", 3, 1)
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=[10.0, 100.0]))
-    assert found == {"0F0": 1, "1F0": 12, "2F0": 113, "2B0": 114, "1B0": 215, "0B0": 226}
-
-
-def test_skip_links_delay_both_ends() -> None:
-    table = schedule.make("1f1b", 3, 1)
-    links = Links({(0, 1): 0.0, (1, 2): 0.0, (0, 2): 50.0})
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=links))
-    assert found == {"0F0": 1, "1F0": 2, "2F0": 52, "2B0": 53, "1B0": 54, "0B0": 104}
-
-
-def test_a_cell_waits_for_no_other_than_it_reads() -> None:
-    table = schedule.make("1f1b", 3, 1)
-    links = Links({(0, 2): 0.0, (1, 2): 5.0})
-    found = ends(simulate.simulate(table, [1.0] * 3, [1.0] * 3, links=links))
-    assert found == {"0F0": 1, "1F0": 1, "2F0": 7, "2B0": 8, "1B0": 14, "0B0": 9}
-
-
-def test_a_cell_whose_exports_have_no_gradient_runs_ahead() -> None:
-    table = schedule.make("1f1b", 2, 3)
-    links = Links({(0, 1): 0.0}, no_gradient=[(0, 1)])
-    timeline = simulate.simulate(table, [1.0, 4.0], [0.0, 4.0], links=links)
-    found = ends(timeline)
-    assert [found[f"0F{m}"] for m in range(3)] == [1, 2, 3]
-    assert [found[f"1B{m}"] for m in range(3)] == [9, 17, 25]
-
-
-@hypothesis.given(st.integers(1, 5), st.integers(1, 6), st.data())
-def test_links_as_list_and_as_dict_are_one(K: int, M: int, data: st.DataObject) -> None:
-    links = data.draw(st.lists(st.floats(0, 9), min_size=K - 1, max_size=K - 1))
-    table = schedule.make("1f1b", K, M)
-    named = Links({(cell, cell + 1): seconds for cell, seconds in enumerate(links)})
-    assert simulate.simulate(table, [1.0] * K, [2.0] * K, links=links) == simulate.simulate(
-        table, [1.0] * K, [2.0] * K, links=named
-    )
+@pytest.mark.parametrize(
+    ("K", "seconds", "links", "expected"),
+    [
+        # Activations and gradients take the time of their link.
+        (
+            3,
+            {"F": 1.0, "B": 1.0},
+            Links({(0, 1): 10.0, (1, 2): 100.0}),
+            {"0F0": 1, "1F0": 12, "2F0": 113, "2B0": 114, "1B0": 215, "0B0": 226},
+        ),
+        # A skip connection delays both its ends.
+        (
+            3,
+            {"F": 1.0, "B": 1.0},
+            Links({(0, 1): 0.0, (1, 2): 0.0, (0, 2): 50.0}),
+            {"0F0": 1, "1F0": 2, "2F0": 52, "2B0": 53, "1B0": 54, "0B0": 104},
+        ),
+        # A cell waits for no other than it reads.
+        (
+            3,
+            {"F": 1.0, "B": 1.0},
+            Links({(0, 2): 0.0, (1, 2): 5.0}),
+            {"0F0": 1, "1F0": 1, "2F0": 7, "2B0": 8, "1B0": 14, "0B0": 9},
+        ),
+        # A cell whose exports have no gradient does not wait for one.
+        (
+            2,
+            {"F": [1.0, 4.0], "B": [0.0, 4.0]},
+            Links({(0, 1): 0.0}, no_gradient=[(0, 1)]),
+            {"0F0": 1, "0B0": 1, "1F0": 5, "1B0": 9},
+        ),
+    ],
+)
+def test_links(K: int, seconds: Any, links: Links, expected: dict[str, float]) -> None:
+    timeline = simulate.simulate(schedule.make("1f1b", K, 1), seconds, links=links)
+    assert {str(span.slot): span.end_s for span in timeline.spans} == expected
 
 
 @pytest.mark.parametrize(("K", "M"), SIZES)
 def test_fused_last_cell_takes_its_own_time_once_per_fused_pair(K: int, M: int) -> None:
     for name in ("gpipe", "1f1b"):
         table = schedule.make(name, K, M)
-        timeline = simulate.simulate(table, [1.0] * K, [3.0] * K, fused_s=3.0)
+        timeline = simulate.simulate(table, {"F": 1.0, "B": 3.0}, fused_s=3.0)
         assert timeline.busy_s[-1] == 4 * M - len(table.fused())
         assert timeline.busy_s[:-1] == (4 * M,) * (K - 1)
         spans = {span.slot: span for span in timeline.spans}
@@ -112,33 +108,27 @@ def test_fused_last_cell_takes_its_own_time_once_per_fused_pair(K: int, M: int) 
 
 
 def test_fused_shorter_than_its_forward_is_one_stretch() -> None:
-    timeline = simulate.simulate(schedule.make("1f1b", 1, 2), [2.0], [2.0], fused_s=1.0)
+    timeline = simulate.simulate(schedule.make("1f1b", 1, 2), {"F": 2.0, "B": 2.0}, fused_s=1.0)
     assert timeline.makespan_s == 2.0
 
 
 def test_split_backwards_send_their_gradient_early() -> None:
     table = Table.from_text("0F0,0I0,0W0\n1F0,1I0,1W0")
-    timeline = simulate.simulate(
-        table,
-        [1.0] * 2,
-        [],
-        input_gradient_s=[2.0] * 2,
-        weight_gradient_s=[4.0] * 2,
-    )
-    assert ends(timeline) == {"0F0": 1, "1F0": 2, "1I0": 4, "1W0": 8, "0I0": 6, "0W0": 10}
+    timeline = simulate.simulate(table, {"F": 1.0, "I": 2.0, "W": 4.0})
+    ends = {str(span.slot): span.end_s for span in timeline.spans}
+    assert ends == {"0F0": 1, "1F0": 2, "1I0": 4, "1W0": 8, "0I0": 6, "0W0": 10}
     assert timeline.peak_live == (1, 1)
 
 
 def test_split_micro_batch_lives_until_its_weight_gradient() -> None:
     table = Table.from_text("0F0,0I0,0F1,0I1,0W0,0W1")
-    one = [1.0]
-    timeline = simulate.simulate(table, one, [], input_gradient_s=one, weight_gradient_s=one)
+    timeline = simulate.simulate(table, simulate.EQUAL_SLOTS)
     assert timeline.peak_live == (2,)
 
 
 def test_device_of_two_cells_keeps_each_of_them() -> None:
     table = Table.from_text("0F0,2F0,2B0,0B0\n1F0,1B0")
-    timeline = simulate.simulate(table, [1.0] * 3, [1.0] * 3)
+    timeline = simulate.simulate(table, {"F": 1.0, "B": 1.0})
     assert timeline.peak_live == (2, 1)
     assert timeline.busy_s == (4, 2)
 
@@ -152,7 +142,7 @@ def test_every_slot_starts_when_its_device_and_data_allow(
     table = schedule.make(name, K, M)
     times = st.lists(st.floats(0, 100), min_size=K, max_size=K)
     forward_s, backward_s = data.draw(times), data.draw(times)
-    timeline = simulate.simulate(table, forward_s, backward_s)
+    timeline = simulate.simulate(table, {"F": forward_s, "B": backward_s})
     spans = {span.slot: span for span in timeline.spans}
     for row in table.devices:
         previous_s = 0.0
@@ -166,58 +156,44 @@ def test_every_slot_starts_when_its_device_and_data_allow(
 
 
 def test_no_time_at_all_has_no_bubble() -> None:
-    assert simulate.simulate(schedule.make("gpipe", 2, 2), [0, 0], [0, 0]).bubble_share == 0
+    assert simulate.simulate(schedule.make("gpipe", 2, 2), {"F": 0, "B": 0}).bubble_share == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("seconds", "others", "text"),
     [
-        ({"forward_s": [1.0]}, "forward_s has 1 times for 2 cells. Give one per cell"),
-        ({"backward_s": [1.0] * 3}, "backward_s has 3 times for 2 cells. Give one per cell"),
+        ({"F": [1.0], "B": 1.0}, {}, "F has 1 times for 2 cells. Give one per cell"),
+        ({"F": 1.0}, {}, "the table has B slots, but no seconds are given for them"),
         (
-            {"forward_s": [1.0, -1.0]},
-            "forward_s[1]=-1.0 is negative or not finite. Use seconds of 0 or more",
+            {"F": [1.0, -1.0], "B": 1.0},
+            {},
+            "F: -1.0 is negative or not finite. Use seconds of 0 or more",
         ),
         (
-            {"backward_s": [math.nan, 1.0]},
-            "backward_s[0]=nan is negative or not finite. Use seconds of 0 or more",
-        ),
-        ({"fused_s": math.inf}, "fused_s=inf is negative or not finite. Use seconds of 0 or more"),
-        (
-            {"links": [1.0, 2.0]},
-            "links has 2 times for 2 cells. Give 1, one between each cell and the next",
+            {"F": 1.0, "B": math.nan},
+            {},
+            "B: nan is negative or not finite. Use seconds of 0 or more",
         ),
         (
-            {"links": [-1.0]},
-            "links[(0, 1)]=-1.0 is negative or not finite. Use seconds of 0 or more",
+            {"F": 1.0, "B": 1.0},
+            {"fused_s": math.inf},
+            "fused_s: inf is negative or not finite. Use seconds of 0 or more",
         ),
         (
-            {"links": Links({(1, 0): 1.0})},
-            "links names one from cell 1 to cell 0. Name links from an earlier cell to a "
-            "later one, among cells 0 to 1",
-        ),
-        (
-            {"links": Links({(0, 2): 1.0})},
-            "links names one from cell 0 to cell 2. Name links from an earlier cell to a "
-            "later one, among cells 0 to 1",
+            {"F": 1.0, "B": 1.0},
+            {"links": Links({(0, 1): -1.0})},
+            "links[(0, 1)]: -1.0 is negative or not finite. Use seconds of 0 or more",
         ),
     ],
 )
-def test_times_that_do_not_fit_are_refused(arguments: dict[str, object], text: str) -> None:
-    given = {"forward_s": [1.0] * 2, "backward_s": [1.0] * 2} | arguments
+def test_times_that_do_not_fit_are_refused(seconds: Any, others: Any, text: str) -> None:
     with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
-        simulate.simulate(schedule.make("gpipe", 2, 2), **given)  # type: ignore[arg-type]
-
-
-def test_split_backwards_need_their_times() -> None:
-    text = "the table has I slots, but input_gradient_s is not given. Add it"
-    with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
-        simulate.simulate(Table.from_text("0F0,0I0,0W0"), [1.0], [1.0])
+        simulate.simulate(schedule.make("gpipe", 2, 2), seconds, **others)
 
 
 def test_groups_are_joined_as_the_micro_batches_of_one_mini_batch() -> None:
     first, second = (
-        simulate.simulate(schedule.make("1f1b", 2, M), [1.0, 1.0], [2.0, 2.0]) for M in (3, 2)
+        simulate.simulate(schedule.make("1f1b", 2, M), {"F": 1.0, "B": 2.0}) for M in (3, 2)
     )
     both = simulate.joined([first, second.later(20.0)])
     names = {f"{cell}{phase}{m}" for cell in range(2) for phase in "FB" for m in range(5)}
@@ -225,7 +201,6 @@ def test_groups_are_joined_as_the_micro_batches_of_one_mini_batch() -> None:
     starts = {str(span.slot): span.start_s for span in both.spans}
     assert [starts["0F0"], starts["0F3"], starts["1F4"]] == [0.0, 20.0, 24.0]
     assert both.later(-20.0).first_s == -20.0
-    assert second.later(5.0).length_s == second.length_s == second.makespan_s
 
 
 def test_docstring_examples_run() -> None:

@@ -4,8 +4,8 @@ Where gradients come from belongs to `lingvo_gpipe.execution`; "schedule" is the
 is not used here.
 """
 
-from lingvo_gpipe.optim.averages import Average
-from lingvo_gpipe.optim.division import Division
+from lingvo_gpipe.optim.adafactor import Adafactor
+from lingvo_gpipe.optim.keras_rule import KerasRule
 from lingvo_gpipe.optim.learning_rates import (
     InverseSquareRoot,
     KerasLearningRate,
@@ -13,14 +13,11 @@ from lingvo_gpipe.optim.learning_rates import (
     RateRange,
     WarmupStaircase,
 )
-from lingvo_gpipe.optim.loss_scale import LossScale
 from lingvo_gpipe.optim.optimizer import Optimizer
-from lingvo_gpipe.optim.rules.adafactor import Adafactor
-from lingvo_gpipe.optim.rules.keras_rule import KerasRule
-from lingvo_gpipe.optim.rules.rmsprop import RMSProp
-from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim.options import Average, LossScale, WeightDecay
+from lingvo_gpipe.optim.rmsprop import RMSProp
+from lingvo_gpipe.optim.rule import Division, Rule, RuleInputs, SlotSpec
 from lingvo_gpipe.optim.update import Updater
-from lingvo_gpipe.optim.weight_decay import WeightDecay
 
 __all__ = [
     "Adafactor",

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 if TYPE_CHECKING:
     from tensorflow.types.experimental import PolymorphicFunction
 
-from lingvo_gpipe.optim import averages, rows
-from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs
+from lingvo_gpipe.optim import options, rows
+from lingvo_gpipe.optim.rule import Rule, RuleInputs
 
 Norms: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 """Squared norm of a gradient, weight decay included, and the loss of the weight decay."""
@@ -33,8 +33,7 @@ class WeightConfig:
         slots: name and shape of each.
         decay: coefficient of the weight decay.
         rate_factor: factor of the learning rate.
-        row_slots: names of the slots that have the weight's rows, if only rows with a gradient
-            change; None: all rows change.
+        is_lazy: whether only rows with a gradient change.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +41,7 @@ class WeightConfig:
     slots: tuple[tuple[str, tuple[int, ...]], ...]
     decay: float
     rate_factor: float
-    row_slots: frozenset[str] | None = None
+    is_lazy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +59,7 @@ class LayerWeights:
     configs: tuple[WeightConfig, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StepScalars:
+class StepScalars(NamedTuple):
     """Scalars that are equal for all weights of an update.
 
     Attributes:
@@ -79,10 +77,6 @@ class StepScalars:
     clip: tf.Tensor | None
     finite: tf.Tensor | None
     average_decay: tf.Tensor | None
-
-    def named(self) -> dict[str, tf.Tensor | None]:
-        """Return the scalars by name, as a traced function takes them."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 class LayerPrograms:
@@ -137,7 +131,7 @@ class LayerPrograms:
         program = self._program(
             "update", layer, lambda: _update_function(self._rule, layer.paths, layer.configs)
         )
-        new: list[tf.Tensor] = program(list(values), list(gradients), scalars.named())
+        new: list[tf.Tensor] = program(list(values), list(gradients), scalars)
         return new
 
     def _program(
@@ -181,17 +175,14 @@ def _norm_function(
 
 def _update_function(
     rule: Rule, paths: Sequence[str], configs: tuple[WeightConfig, ...]
-) -> Callable[
-    [Sequence[tf.Tensor], Sequence[tf.Tensor], Mapping[str, tf.Tensor | None]], list[tf.Tensor]
-]:
+) -> Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], StepScalars], list[tf.Tensor]]:
     """Return (weights, slots, averages; gradients; scalars) → new values in the same order."""
 
     def update(
         values: Sequence[tf.Tensor],
         gradients: Sequence[tf.Tensor],
-        named: Mapping[str, tf.Tensor | None],
+        scalars: StepScalars,
     ) -> list[tf.Tensor]:
-        scalars = StepScalars(**named)
         rest = iter(values)
         weights = [next(rest) for _ in configs]
         slots = [{name: next(rest) for name, _ in config.slots} for config in configs]
@@ -204,15 +195,14 @@ def _update_function(
             rate = scalars.rate if config.rate_factor == 1.0 else scalars.rate * config.rate_factor
             inputs = RuleInputs(path, weight, gradient, old_slots, rate, scalars.step)
             update_whole = functools.partial(_update_weight, rule, config, scalars)
-            if config.row_slots is None:
-                new, changed = update_whole(inputs)
+            if config.is_lazy:
+                new, changed = rows.update_touched(update_whole, inputs)
             else:
-                update_rows = rows.only_rows if rule.is_elementwise else rows.masked
-                new, changed = update_rows(update_whole, inputs, config.row_slots)
+                new, changed = update_whole(inputs)
             new_weights.append(choose(scalars.finite, new, weight))
             new_slots += [choose(scalars.finite, changed[n], old) for n, old in old_slots.items()]
         new_averages = [
-            choose(scalars.finite, averages.averaged(old, new, scalars.average_decay), old)
+            choose(scalars.finite, options.averaged(old, new, scalars.average_decay), old)
             for old, new in zip(old_averages, new_weights, strict=False)
         ]
         return new_weights + new_slots + new_averages

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.optim import keras_objects
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.optim import fields, keras_objects
 
 
 class LearningRate(hyperparams.Configurable):
@@ -67,13 +67,12 @@ class RateRange(LearningRate):
 
     def __init__(self, params: RateRange.Params) -> None:
         super().__init__(params)
-        if not 0.0 < params.lowest < params.highest < math.inf:
-            raise errors.ParamsError(
-                f"RateRange: the rate cannot rise from lowest={params.lowest} to "
-                f"highest={params.highest}. Use 0 < lowest < highest"
-            )
-        if params.steps < 2:
-            raise errors.ParamsError(f"RateRange: steps={params.steps} is too small. Use 2 or more")
+        rises = 0.0 < params.lowest < params.highest < math.inf
+        fields.check(
+            params,
+            lowest=(rises, "more than 0, and less than `highest`"),
+            steps=(params.steps >= 2, "2 or more"),
+        )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
@@ -107,16 +106,12 @@ class InverseSquareRoot(LearningRate):
 
     def __init__(self, params: InverseSquareRoot.Params) -> None:
         super().__init__(params)
-        for name in ("units", "warmup_steps"):
-            if getattr(params, name) < 1:
-                raise errors.ParamsError(
-                    f"InverseSquareRoot: {name}={getattr(params, name)} is too small. Use 1 or more"
-                )
-        _check_finite("InverseSquareRoot", factor=params.factor)
-        if params.factor < 0.0:
-            raise errors.ParamsError(
-                f"InverseSquareRoot: factor={params.factor} is negative. Use 0 or more"
-            )
+        fields.check(
+            params,
+            factor=(0.0 <= params.factor < math.inf, "0 or more"),
+            units=(params.units >= 1, "1 or more"),
+            warmup_steps=(params.warmup_steps >= 1, "1 or more"),
+        )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
@@ -155,20 +150,14 @@ class WarmupStaircase(LearningRate):
 
     def __init__(self, params: WarmupStaircase.Params) -> None:
         super().__init__(params)
-        names = ("peak", "decay", "floor")  # without an end of decay_steps, nothing decays
-        _check_finite("WarmupStaircase", **{name: getattr(params, name) for name in names})
-        least = {"peak": 0.0, "warmup_steps": 0, "decay": 0.0, "floor": 0.0}
-        for name, smallest in least.items():
-            value = getattr(params, name)
-            if value < smallest:
-                raise errors.ParamsError(
-                    f"WarmupStaircase: {name}={value} is too small. Use {smallest} or more"
-                )
-        if not params.decay_steps > 0.0:  # NaN, too
-            raise errors.ParamsError(
-                f"WarmupStaircase: decay_steps={params.decay_steps} is not possible. Use more "
-                "than 0"
-            )
+        fields.check(
+            params,
+            peak=(0.0 <= params.peak < math.inf, "0 or more"),
+            warmup_steps=(params.warmup_steps >= 0, "0 or more"),
+            decay=(0.0 <= params.decay < math.inf, "0 or more"),
+            decay_steps=(params.decay_steps > 0.0, "more than 0"),
+            floor=(0.0 <= params.floor < math.inf, "0 or more"),
+        )
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
@@ -180,9 +169,3 @@ class WarmupStaircase(LearningRate):
             rise = params.peak * step / params.warmup_steps
             rate = tf.where(step < params.warmup_steps, rise, rate)
         return tf.maximum(rate, params.floor * params.peak)
-
-
-def _check_finite(where: str, **values: float) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise errors.ParamsError(f"{where}: {name}={value} is not possible. Use a number")

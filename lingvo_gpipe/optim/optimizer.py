@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base
+from lingvo_gpipe.optim.keras_rule import KerasRule
 from lingvo_gpipe.optim.learning_rates import LearningRate
-from lingvo_gpipe.optim.rules.keras_rule import KerasRule
-from lingvo_gpipe.optim.rules.rule import Rule, SlotSpec
+from lingvo_gpipe.optim.rule import Rule, SlotSpec
 
 
 class Optimizer(hyperparams.Configurable):
@@ -37,9 +37,9 @@ class Optimizer(hyperparams.Configurable):
         )
         lazy: tuple[str, ...] = hyperparams.field(
             (),
-            "Patterns of paths of tables. A row of them whose gradient in an update is all zero "
-            "keeps its weight and its row of each slot, and is not decayed. Adam with it is not "
-            "Adam: the momentum of a row that does not occur keeps its value.",
+            "Patterns of paths of tables, for SGD, Adam, AdamW and Nadam. A row whose gradient in "
+            "an update is all zero keeps its weight and its row of each slot, and is not decayed. "
+            "Unlike dense Adam, it keeps its momentum.",
         )
 
     params: Params
@@ -99,8 +99,13 @@ class Optimizer(hyperparams.Configurable):
 
         Raises:
             ParamsError: a pattern matches no weight, one that has no rows, or one all of whose
-                rows have a gradient in every update.
+                rows have a gradient in every update; or the rule needs whole weights.
         """
+        if self.params.lazy and not self.rule.is_elementwise:
+            raise errors.ParamsError(
+                "optimizer.lazy: this optimizer does not compute each row by itself. Use SGD, "
+                "Adam, AdamW or Nadam without clipnorm, or leave out `lazy`"
+            )
         lazy: set[str] = set()
         for pattern in self.params.lazy:
             for path in _matches("lazy", pattern, specs):

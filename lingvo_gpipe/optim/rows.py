@@ -1,84 +1,55 @@
 """Updates of only those rows of a table that have a gradient: `Optimizer.Params.lazy`.
 
-A row whose gradient is all zero keeps its weight and its row of every slot that has the table's
-rows. All else is updated as without the option. `masked` is this definition, for any rule.
-`only_rows` computes the same bits in less time where a rule is elementwise.
+A row whose gradient is all zero keeps its weight and its row of every slot of the table's shape.
+All other rows are updated as without the option.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
-from typing import TypeAlias
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_gpipe.optim.rules.rule import RuleInputs, SlotSpec
-
-_Updated: TypeAlias = "tuple[tf.Tensor, dict[str, tf.Tensor]]"
-_Update: TypeAlias = "Callable[[RuleInputs], _Updated]"
+from lingvo_gpipe.optim.rule import RuleInputs
 
 
-def slots_of(slots: Iterable[SlotSpec], num_rows: int) -> frozenset[str]:
-    """Return the names of those slots of a table that have its rows."""
-    return frozenset(
-        slot.slot for slot in slots if slot.shape[:1] == (num_rows,) and slot.has_rows is not False
-    )
-
-
-def masked(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -> _Updated:
-    """Update all rows, then choose between old and new ones.
+def update_touched(
+    update: Callable[[RuleInputs], tuple[tf.Tensor, dict[str, tf.Tensor]]], inputs: RuleInputs
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Return the new weight and slots, computed from the rows that have a gradient.
 
     Args:
-        update: returns the new weight and slots.
+        update: an elementwise update (`Rule.is_elementwise`) of a weight and its slots.
         inputs: its gradient is summed over the update, without weight decay.
-        row_slots: names of the slots that have the weight's rows.
     """
-    changed = touched(inputs.gradient)
+    numbers, gradient = of_touched(inputs.gradient)
 
-    def chosen(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.reshape(changed, [-1] + [1] * (new.shape.rank - 1)), new, old)
+    def has_rows(slot: tf.Tensor) -> bool:
+        return slot.shape == inputs.weight.shape
 
-    weight, slots = update(inputs)
-    return chosen(weight, inputs.weight), {
-        name: chosen(new, inputs.slots[name]) if name in row_slots else new
-        for name, new in slots.items()
+    slots = {
+        name: tf.gather_nd(slot, numbers) if has_rows(slot) else slot
+        for name, slot in inputs.slots.items()
     }
-
-
-def only_rows(update: _Update, inputs: RuleInputs, row_slots: Collection[str]) -> _Updated:
-    """Compute what `masked` computes, from the rows that have a gradient; see there."""
-    numbers = tf.where(touched(inputs.gradient))
-
-    def gathered(value: tf.Tensor) -> tf.Tensor:
-        return tf.gather(value, numbers[:, 0])
-
-    weight, slots = update(
-        dataclasses.replace(
-            inputs,
-            weight=gathered(inputs.weight),
-            gradient=gathered(inputs.gradient),
-            slots={
-                name: gathered(slot) if name in row_slots else slot
-                for name, slot in inputs.slots.items()
-            },
-        )
+    weight = tf.gather_nd(inputs.weight, numbers)
+    new_weight, new_slots = update(
+        dataclasses.replace(inputs, weight=weight, gradient=gradient, slots=slots)
     )
-    return tf.tensor_scatter_nd_update(inputs.weight, numbers, weight), {
-        name: tf.tensor_scatter_nd_update(inputs.slots[name], numbers, new)
-        if name in row_slots
-        else new
-        for name, new in slots.items()
+    return tf.tensor_scatter_nd_update(inputs.weight, numbers, new_weight), {
+        name: tf.tensor_scatter_nd_update(slot, numbers, new_slots[name])
+        if has_rows(slot)
+        else new_slots[name]
+        for name, slot in inputs.slots.items()
     }
-
-
-def touched(gradient: tf.Tensor) -> tf.Tensor:
-    """Return which rows have an element that is not zero, or not finite."""
-    return tf.reduce_any(tf.not_equal(gradient, 0), axis=list(range(1, gradient.shape.rank)))
 
 
 def of_touched(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return numbers [N, 1] and values of the `touched` rows, on their gradient's device."""
+    """Return numbers [N, 1] and values of the rows that are not all zero, on the tensor's device.
+
+    A row with an element that is not finite is one of them.
+    """
     with tf.device(gradient.device):
-        numbers = tf.where(touched(gradient))
+        axes = list(range(1, gradient.shape.rank))
+        numbers = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), axis=axes))
         return numbers, tf.gather_nd(gradient, numbers)

@@ -17,8 +17,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, packing
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import averages, rows
-from lingvo_gpipe.optim.averages import Average
+from lingvo_gpipe.optim import options
 from lingvo_gpipe.optim.layer_programs import (
     LayerPrograms,
     LayerWeights,
@@ -27,10 +26,9 @@ from lingvo_gpipe.optim.layer_programs import (
     WeightConfig,
     choose,
 )
-from lingvo_gpipe.optim.loss_scale import LossScale
 from lingvo_gpipe.optim.optimizer import Optimizer
-from lingvo_gpipe.optim.rules.rule import SlotSpec
-from lingvo_gpipe.optim.weight_decay import WeightDecay
+from lingvo_gpipe.optim.options import Average, LossScale, WeightDecay
+from lingvo_gpipe.optim.rule import SlotSpec
 
 
 class Updater(hyperparams.Configurable):
@@ -130,7 +128,7 @@ class Updater(hyperparams.Configurable):
                 slots=tuple((slot.slot, slot.shape) for slot in slots[path]),
                 decay=getattr(params.weight_decay, specs[path].group),
                 rate_factor=factors[path],
-                row_slots=rows.slots_of(slots[path], variable.shape[0]) if path in lazy else None,
+                is_lazy=path in lazy,
             )
             for path, variable in variables.items()
         }
@@ -324,7 +322,7 @@ class Updater(hyperparams.Configurable):
                 new = choose(scalars.finite, tf.cast(value, old.dtype), old)
                 pairs.append((self._state[path], new))
                 if path in means:
-                    mean = averages.averaged(means[path], new, scalars.average_decay)
+                    mean = options.averaged(means[path], new, scalars.average_decay)
                     mean = choose(scalars.finite, mean, means[path])
                     pairs.append((self.averages[path], mean))
         packing.assign(pairs)

@@ -65,11 +65,11 @@ def test_a_staircase_goes_to_text_and_back() -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"peak": -1.0}, "WarmupStaircase: peak=-1.0 is too small. Use 0.0 or more"),
-        ({"warmup_steps": -1}, "WarmupStaircase: warmup_steps=-1 is too small. Use 0 or more"),
+        ({"peak": -1.0}, "WarmupStaircase: peak=-1.0 is not possible. Use 0 or more"),
+        ({"warmup_steps": -1}, "WarmupStaircase: warmup_steps=-1 is not possible. Use 0 or"),
         ({"decay_steps": 0.0}, "WarmupStaircase: decay_steps=0.0 is not possible. Use more than 0"),
-        ({"peak": math.nan}, "WarmupStaircase: peak=nan is not possible. Use a number"),
-        ({"decay": math.inf}, "WarmupStaircase: decay=inf is not possible. Use a number"),
+        ({"peak": math.nan}, "WarmupStaircase: peak=nan is not possible. Use 0 or more"),
+        ({"decay": math.inf}, "WarmupStaircase: decay=inf is not possible. Use 0 or more"),
     ],
 )
 def test_a_staircase_of_numbers_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
@@ -108,10 +108,10 @@ def test_an_optimizer_takes_it_and_its_text_leads_back() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"units": 0}, "InverseSquareRoot: units=0 is too small. Use 1 or more"),
-        ({"warmup_steps": 0}, "InverseSquareRoot: warmup_steps=0 is too small. Use 1 or more"),
-        ({"factor": -1.0}, "InverseSquareRoot: factor=-1.0 is negative. Use 0 or more"),
-        ({"factor": math.nan}, "InverseSquareRoot: factor=nan is not possible. Use a number"),
+        ({"units": 0}, "InverseSquareRoot: units=0 is not possible. Use 1 or more"),
+        ({"warmup_steps": 0}, "InverseSquareRoot: warmup_steps=0 is not possible. Use 1 or"),
+        ({"factor": -1.0}, "InverseSquareRoot: factor=-1.0 is not possible. Use 0 or"),
+        ({"factor": math.nan}, "InverseSquareRoot: factor=nan is not possible. Use 0 or"),
     ],
 )
 def test_an_inverse_root_of_numbers_out_of_range_is_refused(fields: Any, text: str) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim.rules import keras_rule
+from lingvo_gpipe.optim import keras_rule
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),
@@ -321,8 +321,7 @@ def test_params_go_to_text_and_back() -> None:
 
 def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None:
     rule = optim.KerasRule.Params(name="Nadam").instantiate()
-    division = optim.Division.of([(2, 3), (2, 1)], [(2, 1), (2, 2), (2, 1)])
-    assert division == optim.Division((2, 4), 1, (3, 1), (1, 2, 1))
+    division = optim.Division((2, 4), 1, (3, 1), (1, 2, 1))
     moment, product = np.arange(8.0).reshape(2, 4), np.array(0.5)
     parts = [{"m": moment[:, :3], "u": product}, {"m": moment[:, 3:], "u": product}]
     first, second, third = rule.redivided(parts, division)
@@ -335,9 +334,3 @@ def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None
         rule.redivided(parts, division)
     with pytest.raises(errors.ParamsError, match=r"^slot 'r' of \[3\] numbers, of a weight of"):
         rule.redivided([{"r": np.ones(3)}, {"r": np.ones(1)}], division)
-
-
-def test_shapes_that_are_no_division_of_one_weight_have_none() -> None:
-    assert optim.Division.of([(2, 3)], [(2, 2), (3, 1)]) is None
-    assert optim.Division.of([(2, 3)], [(4, 3)]) is None
-    assert optim.Division.of([()], [()]) is None

@@ -13,7 +13,6 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, network, optim, packing, pipelining, task
 from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import rows
 from lingvo_gpipe.run import learner, loop
 from tests.support import saved
 
@@ -38,16 +37,15 @@ RULES: dict[str, dict[str, Any]] = {
         "config": {"momentum": BETA, "nesterov": True, "weight_decay": 0.1},
     },
     "Nadam": {"name": "Nadam"},
+}
+REFUSED: dict[str, dict[str, Any]] = {
     "Keras' RMSprop": {"name": "RMSprop", "config": {"momentum": BETA, "centered": True}},
     "Adagrad": {"name": "Adagrad"},
     "RMSProp": {"rule": optim.RMSProp.Params(momentum=BETA)},
     "clipped Adam": {"name": "Adam", "config": {"clipnorm": 0.5}},
     "Lamb": {"name": "Lamb"},
-    "Keras' Adafactor": {"name": "Adafactor"},
     "Adafactor": {"rule": optim.Adafactor.Params(min_factored=2, momentum=BETA)},
-    "whole Adafactor": {"rule": optim.Adafactor.Params()},
 }
-ELEMENTWISE = list(RULES)[: list(RULES).index("Keras' RMSprop")]
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
@@ -136,65 +134,24 @@ def numpy_momentum(weight: Array, gradients: list[Array]) -> dict[str, Array]:
     return {"weight": weight, "momentums": m}
 
 
-def numpy_adafactor(weight: Array, gradients: list[Array]) -> dict[str, Array]:
-    """The column goes on in every update, and so does what rows are divided by."""
-    r, c, m = np.zeros(len(weight)), np.zeros(weight.shape[1]), np.zeros_like(weight)
-    for t, g in enumerate(gradients, 1):
-        beta = 1 - float(t) ** -0.8
-        square = g**2 + 1e-30
-        new_r = beta * r + (1 - beta) * square.mean(1)
-        c = beta * c + (1 - beta) * square.mean(0)
-        change = g / np.sqrt(np.outer(new_r, c) / new_r.mean())
-        change = RATE * change / max(1.0, np.sqrt((change**2).mean()))
-        for row in np.flatnonzero(g.any(1)):
-            r[row] = new_r[row]
-            m[row] = BETA * m[row] + (1 - BETA) * change[row]
-            weight[row] -= m[row]
-    return {"weight": weight, "row": r, "column": c, "momentum": m}
-
-
 REFERENCES: dict[str, Callable[[Array, list[Array]], dict[str, Array]]] = {
     "Adam": numpy_adam,
     "momentum": numpy_momentum,
-    "Adafactor": numpy_adafactor,
 }
 
 
-def assert_as_in_numpy(rule: str, shape: tuple[int, ...]) -> None:
-    found = Tables(rule, ("lazy/*",), shape=shape, dtype=np.float64)
-    found.run()
-    gradients = [gradient(number, shape, np.float64) for number in range(len(TOUCHED))]
-    expected = REFERENCES[rule](draw(0, shape, np.float64), gradients)
-    values = found.values()
+@pytest.mark.parametrize("rule", list(REFERENCES))
+def test_five_updates_are_those_of_numpy(rule: str) -> None:
+    tables = Tables(rule, ("lazy/*",), dtype=np.float64)
+    tables.run()
+    gradients = [gradient(number, tables.shape, np.float64) for number in range(len(TOUCHED))]
+    expected = REFERENCES[rule](draw(0, tables.shape, np.float64), gradients)
+    values = tables.values()
     assert values.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(values[name], value, rtol=1e-11, atol=1e-13, err_msg=name)
-    np.testing.assert_array_equal(values["weight"][6], draw(0, shape, np.float64)[6])
-
-
-@pytest.mark.parametrize("shape", [(ROWS, UNITS), (ROWS, ROWS)], ids=str)
-@pytest.mark.parametrize("rule", list(REFERENCES))
-def test_five_updates_are_those_of_numpy(rule: str, shape: tuple[int, ...]) -> None:
-    """In a square table, row and column of Adafactor have one shape."""
-    assert_as_in_numpy(rule, shape)
-
-
-@pytest.mark.parametrize("rule", list(REFERENCES))
-def test_a_slot_that_decays_in_rows_without_gradient_is_found(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Broken on purpose."""
-    monkeypatch.setattr(rows, "slots_of", lambda *_: frozenset())
-    monkeypatch.setattr(rows, "only_rows", rows.masked)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_as_in_numpy(rule, (ROWS, UNITS))
-
-
-@pytest.mark.parametrize("rule", list(REFERENCES))
-def test_without_the_option_the_updates_are_others(rule: str) -> None:
-    found = Tables(rule, ("lazy/*",))
-    found.run()
-    assert (found.values()["weight"] != found.values("plain/t")["weight"]).any()
+    np.testing.assert_array_equal(values["weight"][6], draw(0, tables.shape, np.float64)[6])
+    assert (values["weight"] != tables.values("plain/t")["weight"]).any()
 
 
 # --- bit by bit -----------------------------------------------------------------------------------
@@ -202,7 +159,7 @@ def test_without_the_option_the_updates_are_others(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", list(RULES))
 def test_rows_with_a_gradient_get_the_bits_of_the_whole_update(rule: str) -> None:
-    """Each update begins with equal values in both tables; the definition, for every rule."""
+    """Each update begins with equal values in both tables."""
     found = Tables(
         rule, ("lazy/*",), clip_norm=0.5, weight_decay=optim.WeightDecay.Params(kernel=0.1)
     )
@@ -224,57 +181,14 @@ def test_rows_with_a_gradient_get_the_bits_of_the_whole_update(rule: str) -> Non
 
 
 @pytest.mark.parametrize("rule", list(RULES))
-@pytest.mark.parametrize(
-    "shape", [(ROWS, UNITS), pytest.param((9, 2, 3), marks=pytest.mark.sameness_grid)], ids=str
-)
+@pytest.mark.parametrize("shape", [(1001, 37), (301, 3, 11)], ids=str)
 def test_a_table_all_of_whose_rows_have_a_gradient_is_updated_as_without(
     rule: str, shape: tuple[int, ...]
 ) -> None:
-    found = Tables(rule, ("lazy/*",), shape=shape)
+    tables = Tables(rule, ("lazy/*",), shape=shape)
     for number in range(3):
-        found.apply(draw(number + 1, shape), number)
-    same(found.values(), found.values("plain/t"))
-
-
-@pytest.mark.parametrize("rule", list(RULES))
-def test_without_patterns_no_bit_changes(rule: str) -> None:
-    one, other = Tables(rule), Tables(rule, ("lazy/*",))
-    one.run()
-    other.run()
-    same(one.values(), one.values("plain/t"))
-    same(other.values("plain/t"), one.values("plain/t"))
-
-
-@pytest.mark.parametrize("rule", ELEMENTWISE)
-@pytest.mark.parametrize(
-    "shape", [(1001, 37), pytest.param((301, 3, 11), marks=pytest.mark.sameness_grid)], ids=str
-)
-def test_rows_alone_have_the_bits_of_masks(
-    rule: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more: dict[str, Any] = {
-        "clip_norm": 0.5,
-        "weight_decay": optim.WeightDecay.Params(kernel=0.1),
-        "average": optim.Average.Params(decay=0.5),
-    }
-    found = []
-    for masked in (False, True):
-        with monkeypatch.context() as patch:
-            if masked:
-                patch.setattr(rows, "only_rows", rows.masked)
-            tables = Tables(rule, ("lazy/*",), shape=shape, **more)
-            assert tables.updater.optimizer.rule.is_elementwise
-            for number in range(4):
-                value = draw(number + 1, shape)
-                value[np.random.RandomState(number).rand(shape[0]) < 0.7] = 0.0
-                tables.apply(value, number)
-        found.append(tables.values())
-    same(*found)
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ELEMENTWISE])
-def test_rules_whose_bits_depend_on_other_rows_are_masked(rule: str) -> None:
-    assert not Tables(rule).updater.optimizer.rule.is_elementwise
+        tables.apply(draw(number + 1, shape), number)
+    same(tables.values(), tables.values("plain/t"))
 
 
 # --- beside what else an update does --------------------------------------------------------------
@@ -305,13 +219,10 @@ def test_averages_of_all_rows_go_on() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("rule", ["Adam", "Adafactor"])
-def test_a_bad_gradient_changes_nothing_with_the_guard_and_its_rows_without(
-    rule: str, bad: float
-) -> None:
+def test_a_bad_gradient_changes_nothing_with_the_guard_and_its_rows_without(bad: float) -> None:
     given = gradient(0, (ROWS, UNITS))
     given[3, 1] = bad
-    guarded, open_ = (Tables(rule, ("*",), finite_guard=guard) for guard in (True, False))
+    guarded, open_ = (Tables("Adam", ("*",), finite_guard=guard) for guard in (True, False))
     before = guarded.values()
     assert not guarded.apply(given, 0)["finite"]
     same(guarded.values(), before)
@@ -415,6 +326,13 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
 
 
 # --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", list(REFUSED))
+def test_an_optimizer_that_needs_whole_weights_is_refused(rule: str) -> None:
+    own = optim.Optimizer.Params(learning_rate=RATE, lazy=("*",), **REFUSED[rule]).instantiate()
+    with pytest.raises(errors.ParamsError, match="does not compute each row by itself"):
+        own.lazy_paths({})
 
 
 def make(net: list[Any], *patterns: str, lazy: Collection[str] = ("emb/table",)) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.optim import fields
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 
 
 class RMSProp(Rule):
@@ -35,16 +36,12 @@ class RMSProp(Rule):
 
     def __init__(self, params: RMSProp.Params) -> None:
         super().__init__(params)
-        for name in ("decay", "momentum"):
-            value = getattr(params, name)
-            if not 0.0 <= value < 1.0:
-                raise errors.ParamsError(
-                    f"RMSProp: {name}={value} is not possible. Use 0 or more, and less than 1"
-                )
-        if params.epsilon <= 0.0:
-            raise errors.ParamsError(
-                f"RMSProp: epsilon={params.epsilon} is not possible. Use more than 0, such as 1e-10"
-            )
+        fields.check(
+            params,
+            decay=(0.0 <= params.decay < 1.0, "0 or more, and less than 1"),
+            momentum=(0.0 <= params.momentum < 1.0, "0 or more, and less than 1"),
+            epsilon=(params.epsilon > 0.0, "more than 0, such as 1e-10"),
+        )
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of a weight: the mean square, which begins at 1, and the last update.

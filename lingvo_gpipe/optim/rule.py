@@ -1,17 +1,21 @@
-"""Update rules as pure functions: slots of a weight, and the computation of new values."""
+"""Update rules as pure functions: the slots of a weight, and its new value and slots."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.optim.division import Array, Division
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,8 +28,6 @@ class SlotSpec:
         shape: static.
         dtype: dtype of the slot.
         initial: the value that fills it at first; None: it begins as a copy of the weight.
-        has_rows: whether its first dimension counts the rows of the weight; None: if the two are
-            of equal length.
     """
 
     path: str
@@ -33,7 +35,6 @@ class SlotSpec:
     shape: tuple[int, ...]
     dtype: tf.DType
     initial: float | None
-    has_rows: bool | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -60,6 +61,35 @@ class RuleInputs:
     slots: Mapping[str, tf.Tensor]
     rate: tf.Tensor
     step: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Division:
+    """An axis along which a weight is divided, and the sizes of its slices before and after.
+
+    Attributes:
+        shape: of the whole weight.
+        axis: the axis.
+        before: sizes of the slices that a checkpoint has.
+        after: sizes of the slices that are wanted.
+    """
+
+    shape: Shape
+    axis: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def slice_shape(self, size: int) -> Shape:
+        """Return the shape of a slice."""
+        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """Return the whole weight, or a slot of its shape."""
+        return np.concatenate(parts, self.axis) if len(parts) > 1 else parts[0]
+
+    def divided(self, whole: Array) -> list[Array]:
+        """Return the wanted slices of the whole weight, or of a slot of its shape."""
+        return np.split(whole, list(itertools.accumulate(self.after[:-1])), self.axis)
 
 
 class Rule(hyperparams.Configurable):
@@ -104,20 +134,21 @@ class Rule(hyperparams.Configurable):
         Raises:
             ParamsError: a slot is neither.
         """
-        found: list[dict[str, Array]] = [{} for _ in division.after]
+        shapes = [division.slice_shape(size) for size in division.before]
+        slots: list[dict[str, Array]] = [{} for _ in division.after]
         for name in parts[0]:
             values = [part[name] for part in parts]
-            if [value.shape for value in values] == division.shapes_before:
+            if [value.shape for value in values] == shapes:
                 new = division.divided(division.joined(values))
             elif not values[0].shape and all(np.array_equal(values[0], v) for v in values):
-                new = [values[0]] * len(found)
+                new = [values[0]] * len(slots)
             else:
                 raise errors.ParamsError(
                     f"slot {name!r} of {list(values[0].shape)} numbers, of a weight of "
-                    f"{list(division.shapes_before[0])}, can neither be joined nor divided. Start "
+                    f"{list(shapes[0])}, can neither be joined nor divided. Start "
                     "from the weights alone (--mode=train --checkpoint), or write the optimizer "
                     "as a Rule with its own `redivided`"
                 )
-            for part, value in zip(found, new, strict=True):
+            for part, value in zip(slots, new, strict=True):
                 part[name] = value
-        return found
+        return slots

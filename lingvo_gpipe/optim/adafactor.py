@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.optim.division import Array, Division, Shape
-from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim import fields
+from lingvo_gpipe.optim.rule import Array, Division, Rule, RuleInputs, Shape, SlotSpec
 
 _FACTORS = ("row", "column")  # of a matrix, by the axis that each one has
 
@@ -53,35 +53,27 @@ class Adafactor(Rule):
 
     def __init__(self, params: Adafactor.Params) -> None:
         super().__init__(params)
-        wrong = {
-            "decay_exponent": params.decay_exponent <= 0.0 and "more than 0, such as 0.8",
-            "epsilon": params.epsilon <= 0.0 and "more than 0, such as 1e-30",
-            "clip_threshold": params.clip_threshold is not None
-            and params.clip_threshold <= 0.0
-            and "more than 0, such as 1.0, or None",
-            "momentum": not 0.0 <= params.momentum < 1.0 and "0 or more, and less than 1",
-            "min_factored": params.min_factored < 1 and "1 or more",
-        }
-        for name, way_out in wrong.items():
-            if way_out:
-                raise errors.ParamsError(
-                    f"Adafactor: {name}={getattr(params, name)} is not possible. Use {way_out}"
-                )
+        threshold = params.clip_threshold
+        fields.check(
+            params,
+            decay_exponent=(params.decay_exponent > 0.0, "more than 0, such as 0.8"),
+            epsilon=(params.epsilon > 0.0, "more than 0, such as 1e-30"),
+            clip_threshold=(threshold is None or threshold > 0.0, "more than 0, or None"),
+            momentum=(0.0 <= params.momentum < 1.0, "0 or more, and less than 1"),
+            min_factored=(params.min_factored >= 1, "1 or more"),
+        )
 
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of a weight: row and column, or the whole second moment."""
         axes = self._factored_axes(shape)
         if axes is None:
-            without: dict[str, int | None] = {"second_moment": None}
+            shapes = {"second_moment": shape}
         else:
             row, column = axes
-            without = {"row": column, "column": row}
+            shapes = {"row": _without(shape, column), "column": _without(shape, row)}
         if self.params.momentum:
-            without["momentum"] = None
-        return tuple(
-            SlotSpec(path, name, _without(shape, axis), dtype, 0.0, has_rows=axis != 0)
-            for name, axis in without.items()
-        )
+            shapes["momentum"] = shape
+        return tuple(SlotSpec(path, name, own, dtype, 0.0) for name, own in shapes.items())
 
     def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Compute the new weight and slots; see `Rule.update`."""
@@ -129,7 +121,7 @@ class Adafactor(Rule):
 
         >>> rule = Adafactor.Params(min_factored=2).instantiate()
         >>> whole = {"row": np.array([1.0, 3.0, 5.0, 7.0]), "column": np.array([2.0, 6.0])}
-        >>> for slots in rule.redivided([whole], Division.of([(4, 2)], [(2, 2), (2, 2)])):
+        >>> for slots in rule.redivided([whole], Division((4, 2), 0, (4,), (2, 2))):
         ...     print(slots["row"], slots["column"])
         [1. 3.] [1. 3.]
         [5. 7.] [3. 9.]
@@ -143,15 +135,12 @@ class Adafactor(Rule):
                 "or divided, those of matrices can. Start from the weights alone (--mode=train "
                 "--checkpoint)"
             )
-        factors = self._joined_factors(parts, division)
-        found = self._divided_factors(factors, division)
-        momentum = [part["momentum"] for part in parts if "momentum" in part]
-        if momentum:
-            for slots, value in zip(
-                found, division.divided(division.joined(momentum)), strict=True
-            ):
+        slices = self._divided_factors(self._joined_factors(parts, division), division)
+        if self.params.momentum:
+            momentum = division.joined([part["momentum"] for part in parts])
+            for slots, value in zip(slices, division.divided(momentum), strict=True):
                 slots["momentum"] = value
-        return found
+        return slices
 
     def _joined_factors(
         self, parts: Sequence[Mapping[str, Array]], division: Division
@@ -179,16 +168,15 @@ class Adafactor(Rule):
             return [dict(factors)]
         lengths = Division((division.shape[division.axis],), 0, division.before, division.after)
         mean = factors[along].mean(dtype=np.float64)
-        found = []
-        for shape, values in zip(
-            division.shapes_after, lengths.divided(factors[along]), strict=True
-        ):
+        slices = []
+        for values in lengths.divided(factors[along]):
             share = values.mean(dtype=np.float64) / mean if mean else 1.0
             slots = {along: values, across: (factors[across] * share).astype(values.dtype)}
+            shape = division.slice_shape(len(values))
             if self._factored_axes(shape) is None:
                 slots = {"second_moment": _product(slots, shape)}
-            found.append(slots)
-        return found
+            slices.append(slots)
+        return slices
 
     def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Return the axes of the two largest dimensions in order; None: not factored."""
@@ -198,8 +186,8 @@ class Adafactor(Rule):
         return min(largest), max(largest)
 
 
-def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]
 
 
 def _product(factors: Mapping[str, Array], shape: Shape) -> Array:

@@ -189,14 +189,14 @@ def test_slices_begin_with_the_second_moment_of_the_whole_matrix(
     rule = optim.Adafactor.Params(min_factored=3).instantiate()
     v = np.random.default_rng(1).exponential(size=(9, 6) if axis == 0 else (6, 9))
     whole = {"row": v.mean(1), "column": v.mean(0)}
-    parts = [(size, 6) if axis == 0 else (6, size) for size in sizes]
-    divided = rule.redivided([whole], optim.Division.of([v.shape], parts))
+    division = optim.Division(v.shape, axis, (9,), sizes)
+    divided = rule.redivided([whole], division)
     assert [set(slots) for slots in divided] == [
         {"row", "column"} if size >= 3 else {"second_moment"} for size in sizes
     ]
     joined = np.concatenate([second_moment(slots) for slots in divided], axis)
     np.testing.assert_allclose(joined, second_moment(whole), rtol=1e-12)
-    (again,) = rule.redivided(divided, optim.Division.of(parts, [v.shape]))
+    (again,) = rule.redivided(divided, optim.Division(v.shape, axis, sizes, (9,)))
     for name, value in whole.items():
         np.testing.assert_allclose(again[name], value, rtol=1e-12)
 
@@ -213,7 +213,7 @@ def test_factors_of_slices_join_to_those_of_the_whole_matrix(axis: int) -> None:
         else {"row": piece.mean(1), "column": piece.mean(0)}
         for piece in pieces
     ]
-    division = optim.Division.of([piece.shape for piece in pieces], [v.shape])
+    division = optim.Division(v.shape, axis, (1, 5, 3), (9,))
     (whole,) = rule.redivided(slots, division)
     np.testing.assert_allclose(whole["row"], v.mean(1), rtol=1e-12)
     np.testing.assert_allclose(whole["column"], v.mean(0), rtol=1e-12)
@@ -222,5 +222,5 @@ def test_factors_of_slices_join_to_those_of_the_whole_matrix(axis: int) -> None:
 def test_a_second_moment_that_is_zero_is_divided() -> None:
     rule = optim.Adafactor.Params(min_factored=3).instantiate()
     whole = {"row": np.zeros(6), "column": np.zeros(4)}
-    found = rule.redivided([whole], optim.Division.of([(6, 4)], [(5, 4), (1, 4)]))
+    found = rule.redivided([whole], optim.Division((6, 4), 0, (6,), (5, 1)))
     assert all(not np.any(value) for slots in found for value in slots.values())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.optim import keras_objects
-from lingvo_gpipe.optim.rules.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 
 # Arguments of Keras optimizers that would see one weight where they mean all.
 _REFUSED_ARGUMENTS = {
@@ -37,7 +37,6 @@ _WRAPPERS = {
 }
 # Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
 _UNLIKELY = -7.28125
-# Optimizers whose update of an element depends on other elements of the weight.
 # Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
 # RMSprop and Adagrad divide by a root: TensorFlow's graph optimizer makes this a product with
 # `Rsqrt`, whose rounding depends on the position in the tensor.
@@ -45,10 +44,8 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
 
 _Shape = tuple[int | None, ...]
 _TemplateKey: TypeAlias = "tuple[str, _Shape, tf.DType]"
-_BeginningKey: TypeAlias = "tuple[str, int, tf.DType]"
-# Keras class and its arguments → slots that rules of these have found, which do not differ. A
-# search for the largest network plans hundreds, each by a rule of its own, with the same few
-# shapes, and Keras takes milliseconds for each template.
+# Keras class and its arguments → slots of weights. A search for the largest network plans hundreds
+# with the same few shapes, each by a rule of its own, and Keras takes milliseconds for a template.
 _SLOTS: dict[tuple[type | None, str], dict[_TemplateKey, tuple[SlotSpec, ...]]] = {}
 
 
@@ -79,7 +76,7 @@ class KerasRule(Rule):
                 f"{_WRAPPERS[params.name]}"
             )
         self._templates: dict[_TemplateKey, _Template] = {}
-        self._beginnings: dict[_BeginningKey, dict[str, _Beginning]] = {}
+        self._initial: dict[_TemplateKey, dict[str, float | None]] = {}
         key = (self._keras_class, repr(params.config))
         if key not in _SLOTS:
             with tf.Graph().as_default():
@@ -89,8 +86,8 @@ class KerasRule(Rule):
 
     @property
     def _keras_class(self) -> type | None:
-        found: type | None = getattr(keras.optimizers, self.params.name, None)
-        return found
+        keras_class: type | None = getattr(keras.optimizers, self.params.name, None)
+        return keras_class
 
     @property
     def is_elementwise(self) -> bool:
@@ -123,9 +120,9 @@ class KerasRule(Rule):
         slots = self._template(path, shape, dtype).slots
         if not slots:
             return ()
-        begin = self._beginnings_of(path, len(shape), dtype)
+        initial = self._initial_values(path, len(shape), dtype)
         return tuple(
-            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), *begin[name])
+            SlotSpec(path, name, tuple(v.shape), tf.as_dtype(v.dtype), initial[name])
             for name, v in slots.items()
         )
 
@@ -152,20 +149,17 @@ class KerasRule(Rule):
         kind = self._keras_class
         return path if kind and issubclass(kind, keras.optimizers.Muon) else ""
 
-    def _beginnings_of(self, path: str, rank: int, dtype: tf.DType) -> dict[str, _Beginning]:
-        """Return what is known of each slot from real variables of shape [2, 3, …]."""
-        key = (self._significant_path(path), rank, dtype)
-        if key not in self._beginnings:
+    def _initial_values(self, path: str, rank: int, dtype: tf.DType) -> dict[str, float | None]:
+        """Return what each slot begins as, from real variables of shape [2, 3, …]."""
+        key = (self._significant_path(path), tuple(range(2, 2 + rank)), dtype)
+        if key not in self._initial:
             with tf.init_scope(), tf.device("CPU:0"):
-                template = _Template(self._make(), key[0], tuple(range(2, 2 + rank)), dtype)
-                self._beginnings[key] = {
-                    name: _Beginning(
-                        self._initial_value(name, slot, template.weight),
-                        tuple(slot.shape[:1]) == (2,),
-                    )
+                template = _Template(self._make(), *key)
+                self._initial[key] = {
+                    name: self._initial_value(name, slot, template.weight)
                     for name, slot in template.slots.items()
                 }
-        return self._beginnings[key]
+        return self._initial[key]
 
     def _initial_value(
         self, name: str, slot: keras.Variable, weight: keras.Variable
@@ -180,13 +174,6 @@ class KerasRule(Rule):
             f"{self.params.name}: its slot {name!r} begins neither with one value nor as a copy "
             "of the weight; write it as a Rule"
         )
-
-
-class _Beginning(NamedTuple):
-    """What a slot begins as, and whether it has the rows of its weight; see `SlotSpec`."""
-
-    initial: float | None
-    has_rows: bool
 
 
 class _Functional(keras.optimizers.Optimizer):

@@ -1,19 +1,29 @@
-"""The scale of losses, which keeps float16 gradients from becoming zero."""
+"""What an update may do besides its rule: weight decay, loss scaling, moving averages."""
 
 from __future__ import annotations
 
-import math
-
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import hyperparams
+from lingvo_gpipe.optim import fields
 
 # A scale beyond this has no use, and doubling it without end would overflow.
 _LARGEST_SCALE = 2.0**40
 
 
+class WeightDecay(hyperparams.Configurable):
+    """L2 decay by a weight's group: adds coefficient · ½‖w‖² to the loss of an update."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Params of WeightDecay."""
+
+        kernel: float = hyperparams.field(0.0, "Coefficient of kernels and tables.")
+        bias: float = hyperparams.field(0.0, "Coefficient of biases.")
+        norm: float = hyperparams.field(0.0, "Coefficient of normalisations' scale and offset.")
+
+
 class LossScale(hyperparams.Configurable):
-    """Scale by which losses are multiplied, so that float16 gradients do not vanish.
+    """Scale by which losses are multiplied, so that float16 gradients do not become zero.
 
     Attributes:
         variables: `scale` of the next update, `good_steps` since it last changed, and `skipped`
@@ -33,21 +43,11 @@ class LossScale(hyperparams.Configurable):
 
     def __init__(self, params: LossScale.Params) -> None:
         super().__init__(params)
-        if not 0 < params.initial < math.inf:
-            raise errors.ParamsError(
-                f"loss_scale.initial={params.initial} must be above 0 and finite; loss_scale=None "
-                "turns scaling off"
-            )
-        if params.dynamic and not 1.0 <= params.initial <= _LARGEST_SCALE:
-            raise errors.ParamsError(
-                f"loss_scale.initial={params.initial} must be 1 to {_LARGEST_SCALE:,.0f}, between "
-                "which it changes; loss_scale.dynamic=False keeps the scale constant"
-            )
-        if params.growth_steps < 1:
-            raise errors.ParamsError(
-                f"loss_scale.growth_steps={params.growth_steps} must be 1 or more; "
-                "loss_scale.dynamic=False keeps the scale constant"
-            )
+        fields.check(
+            params,
+            initial=(1.0 <= params.initial <= _LARGEST_SCALE, f"1 to {_LARGEST_SCALE:,.0f}"),
+            growth_steps=(params.growth_steps >= 1, "1 or more"),
+        )
         self.variables = {
             "scale": tf.Variable(params.initial, dtype=tf.float32),
             "good_steps": tf.Variable(0, dtype=tf.int64),
@@ -82,3 +82,34 @@ class LossScale(hyperparams.Configurable):
             self.variables["scale"].assign(scale, read_value=False)
         self.variables["skipped"].assign(skipped, read_value=False)
         return {"loss_scale": scale, "skipped_updates": skipped}
+
+
+class Average(hyperparams.Configurable):
+    """Exponential moving average of weights and statistics, used for evaluation."""
+
+    class Params(hyperparams.Configurable.Params):
+        """Params of Average."""
+
+        decay: float = hyperparams.field(0.9999, "Share of the old average in the new one.")
+        warmup: bool = hyperparams.field(
+            True, "Uses min(decay, (1+t)/(10+t)) at update t, so that early averages follow."
+        )
+
+    params: Params
+
+    def __init__(self, params: Average.Params) -> None:
+        super().__init__(params)
+        fields.check(params, decay=(0.0 <= params.decay < 1.0, "0 or more, and less than 1"))
+
+    def decay(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the share of the old average in the new one after update `step`, float32."""
+        decay = tf.constant(self.params.decay, tf.float32)
+        done = tf.cast(step, tf.float32)
+        return tf.minimum(decay, (1.0 + done) / (10.0 + done)) if self.params.warmup else decay
+
+
+def averaged(old: tf.Tensor, new: tf.Tensor, decay: tf.Tensor | None) -> tf.Tensor:
+    """Return the average after `new` was added to it; of integers, which have none, `new`."""
+    if decay is None or not old.dtype.is_floating:
+        return new
+    return old + (1.0 - tf.cast(decay, old.dtype)) * (new - old)

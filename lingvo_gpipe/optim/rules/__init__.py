@@ -1,1 +1,0 @@
-"""Update rules: what one is, and those that there are. Learning rates are not part of a rule."""

@@ -319,7 +319,7 @@ def test_a_fixed_scale_stays() -> None:
 
 
 def test_without_the_guard_no_update_is_counted_as_skipped() -> None:
-    scale = optim.LossScale.Params(initial=0.5, dynamic=False)
+    scale = optim.LossScale.Params(initial=2.0, dynamic=False)
     own = make(variables(), loss_scale=scale, finite_guard=False)
     bad = gradients(1) | {"one/bias": tf.fill([4], np.float32(np.inf))}
     told = run(own, bad, step=0, loss_scale=own.loss_scale)

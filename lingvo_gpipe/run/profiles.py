@@ -381,7 +381,7 @@ def _compared(recorded: RecordedStep) -> str:
     """
     timelines = recorded.timelines[0]
     medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
-    needed_s = sum(breakdown.simulate_means(t.table, medians).makespan_s for t in timelines)
+    needed_s = sum(simulate.simulate(t.table, medians).makespan_s for t in timelines)
     measured_s = sum(recorded.rows[0].values())
     return (
         f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "

@@ -30,8 +30,7 @@ from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import batch_fields, parts, wiring
-from lingvo_gpipe.network.traffic import host_order
+from lingvo_gpipe.network import batch_fields, host_order, parts, wiring
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -157,7 +157,7 @@ def test_every_package_begins_with_what_belongs_there() -> None:
     ("module", "source", "text"),
     [
         (
-            "network.cutting.partition",
+            "network.partition",
             "import lingvo_gpipe.execution.executor",
             "does not lie above",
         ),
@@ -202,7 +202,7 @@ def test_a_second_copy_is_named(module: str, source: str) -> None:
         ("lingvo_gpipe.hyperparams.params", "from lingvo_gpipe.hyperparams import text"),
         ("lingvo_gpipe.schedule.named", "from lingvo_gpipe.schedule import table\nimport numpy"),
         (
-            "lingvo_gpipe.network.cutting.capacity",
+            "lingvo_gpipe.network.capacity",
             "import tensorflow\nfrom lingvo_gpipe import layers",
         ),
         ("lingvo_gpipe.repeat", "from lingvo_gpipe import trainer"),

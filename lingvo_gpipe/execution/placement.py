@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network.traffic import host_order
+from lingvo_gpipe.network import host_order
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
 _WORKER = "/job:worker/"
@@ -46,7 +46,7 @@ def place(
     """Choose as many devices as the rows of the table of all replicas need.
 
     Where there are workers, their devices are used and no others, in the order of (worker, device).
-    Which row has which of them, `network.traffic.host_order` chooses.
+    Which row has which of them, `network.host_order` chooses.
 
     Args:
         num_devices: number of rows of the table.

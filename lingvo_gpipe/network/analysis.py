@@ -16,9 +16,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.network import replicas, value_ranges, wired_layers, wiring
+from lingvo_gpipe.network import cuts, partition, replicas, value_ranges, wired_layers, wiring
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
-from lingvo_gpipe.network.cutting import cuts, layer_costs, partition
 from lingvo_gpipe.network.params import PipelineParams, compiled_cells
 from lingvo_gpipe.schedule import recompute
 from lingvo_gpipe.schedule.table import Table, forward_table
@@ -265,8 +264,8 @@ def analyze(
         table=table,
         policies=policies,
         reuses=reuses,
-        costs=costs or layer_costs.by_cell(layers, reuses),
-        speeds=tuple(partition.cell_speeds(params.device_speeds, devices)),
+        costs=costs or cuts.costs_by_cell(layers, reuses),
+        speeds=tuple(cuts.cell_speeds(params.device_speeds, devices)),
     )
     chosen = cuts.choose(layers, settings)
     _check_crossing(layers, chosen)

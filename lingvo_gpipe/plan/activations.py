@@ -20,7 +20,7 @@ from lingvo_gpipe.graphs import traced_memory
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
-from lingvo_gpipe.network.traffic.links import INPUT, Stream
+from lingvo_gpipe.network.traffic import INPUT, Stream
 from lingvo_gpipe.plan import measuring
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Slot

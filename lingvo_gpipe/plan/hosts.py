@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
-from lingvo_gpipe.network.traffic import host_order
-from lingvo_gpipe.network.traffic.exchange import Exchange
-from lingvo_gpipe.network.traffic.host_order import HostOrder
-from lingvo_gpipe.network.traffic.links import INPUT, Link
+from lingvo_gpipe.network import host_order
+from lingvo_gpipe.network.host_order import HostOrder
+from lingvo_gpipe.network.traffic import INPUT, Exchange, Link
 
 _SHAPE = re.compile(r"(\d+)(?:x(\d+))?")
 _SIZES = ("memory", "within", "between", "flops")
@@ -44,7 +43,7 @@ class Hosts:
     def place(self, num_devices: int) -> tuple[int, ...]:
         """Return the host of each device, in the order of (host, device), as a run does.
 
-        Which device a cell has, `network.traffic.host_order` chooses.
+        Which device a cell has, `network.host_order` chooses.
 
         Raises:
             DeviceError: there are too few devices.

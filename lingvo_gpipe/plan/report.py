@@ -11,7 +11,7 @@ from lingvo_gpipe import errors, network, schedule
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network.traffic.links import INPUT
+from lingvo_gpipe.network.traffic import INPUT
 from lingvo_gpipe.plan import auto, describe, hosts, largest, slicing, step_plan
 from lingvo_gpipe.plan.machine_memory import MachineMemory
 from lingvo_gpipe.schedule import drawing

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
 from lingvo_gpipe.layers.sliced import dividing
-from lingvo_gpipe.network import wired_layers
-from lingvo_gpipe.network.cutting import capacity
+from lingvo_gpipe.network import capacity, wired_layers
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.task import Task, groups_of
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lingvo_gpipe import network
-from lingvo_gpipe.network.traffic.links import INPUT, Stream
+from lingvo_gpipe.network.traffic import INPUT, Stream
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.schedule.slot import Phase
 

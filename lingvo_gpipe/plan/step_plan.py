@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network import memory_formulas, replicas
-from lingvo_gpipe.network.traffic import host_order, links
-from lingvo_gpipe.network.traffic.exchange import Exchange
-from lingvo_gpipe.network.traffic.host_order import HostOrder
+from lingvo_gpipe.network import host_order, memory_formulas, replicas, traffic
+from lingvo_gpipe.network.host_order import HostOrder
 from lingvo_gpipe.plan import activations, describe, hosts, profiling, slot_times
 from lingvo_gpipe.schedule import recompute, simulate
 from lingvo_gpipe.task import Task, groups_of
@@ -107,7 +105,7 @@ class Plan:
 
     cells: tuple[CellPlan, ...]
     device_bytes: tuple[int, ...]
-    links: tuple[links.Link, ...]
+    links: tuple[traffic.Link, ...]
     timeline: simulate.Timeline
     step_bytes: int
     parameters: int
@@ -115,7 +113,7 @@ class Plan:
     in_seconds: bool
     analysis: network.Analysis
     num_replicas: int
-    exchange: Exchange
+    exchange: traffic.Exchange
     step_s: float
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
@@ -256,9 +254,9 @@ def make(
     if known is None:
         slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
         known = Known(slots)
-    stream = links.Stream(analysis)
-    all_links = links.links(analysis, stream)
-    exchange = Exchange(analysis, analysis.owners(num_replicas), num_replicas)
+    stream = traffic.Stream(analysis)
+    all_links = traffic.links(analysis, stream)
+    exchange = traffic.Exchange(analysis, analysis.owners(num_replicas), num_replicas)
     order = None if cluster is None else _order(cluster, analysis, all_links, exchange)
     link_s, sending = None, None
     if cluster is not None and order is not None and in_seconds:
@@ -376,8 +374,8 @@ def _with_cuts_of(
 def _order(
     cluster: hosts.Hosts,
     analysis: network.Analysis,
-    all_links: Sequence[links.Link],
-    exchange: Exchange,
+    all_links: Sequence[traffic.Link],
+    exchange: traffic.Exchange,
 ) -> HostOrder:
     """Return which device of the hosts each cell has."""
     places = cluster.place(exchange.num_replicas * exchange.num_devices)

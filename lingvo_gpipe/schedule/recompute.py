@@ -1,7 +1,7 @@
 """Recomputation: which forwards are kept for the backward, fused with it, or computed again.
 
 It follows from the table and each cell's policy. The analysis asks for each pass, and everything
-else reads its `Cell`s; only `network.cutting.capacity` asks too, before there are cells.
+else reads its `Cell`s; only `network.capacity` asks too, before there are cells.
 """
 
 from __future__ import annotations

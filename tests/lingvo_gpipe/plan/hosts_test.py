@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.network.traffic import host_order
+from lingvo_gpipe.network import host_order
 from lingvo_gpipe.plan import hosts, report, step_plan
 from tests import tiny_task
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network, optim, pipelining
 from lingvo_gpipe.console import units
-from lingvo_gpipe.network.traffic.links import INPUT, Link
+from lingvo_gpipe.network.traffic import INPUT, Link
 from lingvo_gpipe.plan import hosts, step_plan
 from tests.networks import sameness_nets
 from tests.tiny_task import tiny_task

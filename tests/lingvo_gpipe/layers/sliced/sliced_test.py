@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining, precision
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.network.traffic import links
+from lingvo_gpipe.network import traffic
 from lingvo_gpipe.run import inference
 from tests.cases import layer_cases
 
@@ -286,7 +286,7 @@ def test_no_tensor_of_the_vocabulary_s_size_crosses_a_cut() -> None:
     count = ROWS[0] * ROWS[1]
     sent = {
         (link.source, link.target): (link.forward_bytes, link.backward_bytes)
-        for link in links.links(analysis, links.Stream(analysis))
+        for link in traffic.links(analysis, traffic.Stream(analysis))
         if "softmax_sums" in link.names and link.source > 4
     }
     assert sent == {(n, n + 1): (count * 16, count * 12) for n in (5, 6, 7, 8)}

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.network.traffic import exchange, host_order, links
-from lingvo_gpipe.network.traffic.exchange import Sent
+from lingvo_gpipe.network import host_order, traffic
+from lingvo_gpipe.network.traffic import Sent
 from lingvo_gpipe.plan import hosts, step_plan
 
 
@@ -158,8 +158,8 @@ def test_a_run_counts_what_its_own_cuts_send() -> None:
 
 def test_all_that_devices_send_is_counted_for_every_replica() -> None:
     one = network.analyze(small(1, 40), {n: tf.TensorSpec([8, 4]) for n in FIELDS})
-    between_cells = links.links(one, links.Stream(one))
-    exchanged = exchange.Exchange(one, one.owners(3), 3)
+    between_cells = traffic.links(one, traffic.Stream(one))
+    exchanged = traffic.Exchange(one, one.owners(3), 3)
     sent = list(host_order.sent_by_all(one, between_cells, exchanged))
     assert sent[6:] == list(exchanged.sent())
     # Eight examples of four features, both ways, in three replicas of two devices.
@@ -174,9 +174,9 @@ def test_a_tied_weight_comes_from_its_owner_in_every_replica() -> None:
     params = small(1, 40)
     params.layers[2].set(tie={"kernel": "up0/kernel"})
     analysis = network.analyze(params, {n: tf.TensorSpec([8, 4]) for n in FIELDS})
-    between_cells = links.links(analysis, links.Stream(analysis))
+    between_cells = traffic.links(analysis, traffic.Stream(analysis))
     owners = dict.fromkeys(analysis.variables, 2)
-    exchanged = exchange.Exchange(analysis, owners, 3)
+    exchanged = traffic.Exchange(analysis, owners, 3)
     sent = list(host_order.sent_by_all(analysis, between_cells, exchanged))
     values, kernel = 8 * 4 * 4, 4 * 40 * 4
     assert sent[:6] == [

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, network
-from lingvo_gpipe.network.cutting import partition
+from lingvo_gpipe.network import cuts, partition, wired_layers
 from lingvo_gpipe.plan import step_plan
 from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
@@ -35,6 +35,18 @@ def test_ready_cells_of_another_number_are_refused() -> None:
         "cuts=[1, 1] has 2 cells, but num_partitions=1. Give each cell's number of layers, "
         "or cuts=None to cut by cost, or set num_partitions=2"
     )
+
+
+@pytest.mark.parametrize(
+    ("cuts", "text"),
+    [
+        ((3, 0, 3), "cuts=[3, 0, 3]: cell 1 has 0 layers. Give each cell a whole number from 1"),
+        ((1, 2, 1), "cuts=[1, 2, 1] sums to 4, but there are 6 layers. Change it by +2"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_refused(cuts: tuple[int, ...], text: str) -> None:
+    own = {"num_partitions": 3, "cuts": cuts}
+    assert text_of(errors.PartitionError, *[dense(4)] * 6, **own) == text
 
 
 def test_layers_and_cells_together_are_refused() -> None:
@@ -96,6 +108,15 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
         (2, 4, 2, 4),
         (1.0, 2.0, 1.0, 2.0),
     )
+
+
+def test_a_value_without_a_gradient_is_sent_one_way() -> None:
+    params = network.PipelineParams(
+        layers=[layers.Dense.Params(units=n, trainable=n != 3) for n in (3, 5, 7)],
+        link_cost_per_byte=0.5,
+    )
+    wired = wired_layers.wire(params, {"x": tf.TensorSpec((1, 2))})
+    assert cuts.link_costs(wired) == [0.5 * 4 * 3, 0.5 * 2 * 4 * 5]
 
 
 def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:

@@ -1,4 +1,4 @@
-"""What replicas send each other: by hand, and its time on hosts."""
+"""What cells and replicas send each other: by hand, and its time on hosts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,53 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers, network, pipelining
-from lingvo_gpipe.network.traffic import exchange, host_order
+from lingvo_gpipe.network import host_order, traffic
 from lingvo_gpipe.plan import hosts, step_plan
+
+N, D = 512, 64
+
+
+def skip_to_three(**fields: Any) -> network.Analysis:
+    """Return four cells on two devices; the last three read what the first writes."""
+    first = layers.Dense.Params(name="first", units=D, writes=("skip",))
+    others = [
+        layers.Dense.Params(name=f"d{n}", units=D, reads=("skip",), writes=(f"y{n}",))
+        for n in range(3)
+    ]
+    end = layers.Concat.Params(name="end", reads=("y0", "y1", "y2"))
+    params = pipelining.PipeliningLayer.Params(
+        layers=[first, *others, end, layers.MeanSquaredError.Params()],
+        num_partitions=2,
+        cuts=(1, 1, 1, 3),
+        schedule="0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0",
+        **fields,
+    )
+    specs = {"x": tf.TensorSpec([N, D]), "target": tf.TensorSpec([N, 3 * D])}
+    return network.analyze(params, specs)
+
+
+def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
+    analysis = skip_to_three()
+    found = traffic.links(analysis, traffic.Stream(analysis))
+    one = N * D * 4
+    assert found == (
+        traffic.Link(traffic.INPUT, 0, one, 0, ("x",)),
+        traffic.Link(traffic.INPUT, 3, 3 * one, 0, ("target",)),
+        traffic.Link(0, 1, one, one, ("skip",)),
+        # Its value is there; the gradient of each cell comes back by itself.
+        traffic.Link(0, 3, 0, one, ("skip",)),
+        traffic.Link(2, 3, one, one, ("y1",)),
+    )
+
+
+def test_a_value_that_is_there_and_needs_no_gradient_is_no_link() -> None:
+    analysis = skip_to_three(frozen=("first/*",))
+    found = traffic.links(analysis, traffic.Stream(analysis))
+    of_first = [link for link in found if link.source == 0]
+    assert of_first == [traffic.Link(0, 1, N * D * 4, 0, ("skip",))]
+
+
+# --- replicas -------------------------------------------------------------------------------------
 
 FIELDS = {"x": tf.TensorSpec([8, 4]), "y": tf.TensorSpec([8, 4])}
 
@@ -52,7 +97,7 @@ def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
     tied.layers[0].set(name="first")
     analysis = network.analyze(tied.copy().set(num_replicas=1), FIELDS)
     owners = dict.fromkeys(analysis.variables, 1)
-    sent = exchange.Exchange(analysis, owners, 2)
+    sent = traffic.Exchange(analysis, owners, 2)
     # From device 2, that of the first cell of replica 1: kernel and biases, and the tied kernel.
     found = {(one.source, one.target): one.size for one in sent.weights()}
     assert found == {(2, 0): 2 * 80, (2, 1): 64, (3, 1): 80 + 16}

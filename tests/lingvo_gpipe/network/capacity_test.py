@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gpipe import schedule
-from lingvo_gpipe.network.cutting import capacity
+from lingvo_gpipe.network import capacity
 from lingvo_gpipe.schedule import Table
 
 sizes = st.integers(0, 9)

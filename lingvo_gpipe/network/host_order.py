@@ -20,8 +20,7 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.analysis import Analysis, analyze
 from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.network.traffic.exchange import Exchange, Sent
-from lingvo_gpipe.network.traffic.links import INPUT, Link, Stream, links
+from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, Stream, links
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

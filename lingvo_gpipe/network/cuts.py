@@ -1,0 +1,219 @@
+"""Where a network is cut: as set in its Params, or by costs, within the memory of the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from lingvo_gpipe import nests
+from lingvo_gpipe.console import units
+from lingvo_gpipe.errors import PartitionError
+from lingvo_gpipe.layers import base
+from lingvo_gpipe.network import capacity, partition
+from lingvo_gpipe.network.params import stated_cuts
+from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
+from lingvo_gpipe.schedule import recompute, shared_devices
+from lingvo_gpipe.schedule.table import Table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CellSettings:
+    """What is known about the cells before the layers are assigned to them.
+
+    Attributes:
+        table: the schedule of training.
+        policies: recompute policy of each cell.
+        reuses: for each cell, how its backward gets the forward.
+        costs: for each cell, the cost of each layer of the network in it.
+        speeds: for each cell, the speed of its device.
+    """
+
+    table: Table
+    policies: tuple[str, ...]
+    reuses: tuple[recompute.CellReuse, ...]
+    costs: tuple[tuple[float, ...], ...]
+    speeds: tuple[float, ...]
+
+
+def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
+    """Return the number of layers in each cell.
+
+    Raises:
+        PartitionError: the cuts in the Params do not fit, or no cut fits the devices' memory.
+    """
+    params, table = layers.params, settings.table
+    links = link_costs(layers)
+    stated = stated_cuts(params)
+    _check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
+    if stated is not None:
+        return _checked(stated, len(layers.layers), table.num_cells)
+    limit, within = params.device_memory, None
+    if limit is not None:
+        holdings = capacity.holdings(table, settings.policies)
+        within = capacity.of_network(layers, holdings, units.parse_size(limit))
+    reach = None if within is None else within.reach
+    try:
+        even = partition.partition(
+            settings.costs[0],
+            table.num_cells,
+            cell_costs=dict(enumerate(settings.costs)),
+            reach=reach,
+            speeds=settings.speeds,
+            link_costs=links,
+        )
+    except partition.NoCutFitsError as error:
+        if limit is None or within is None:
+            raise
+        names = [layer.name for layer in layers.layers]
+        text = capacity.no_cut_fits(limit, within, table.num_cells, names)
+        raise PartitionError(text) from error
+    if table.num_cells == table.num_devices or table.is_forward_only:
+        return even
+    again = [reuse.recomputations for reuse in settings.reuses]
+    costs = shared_devices.CellCosts(settings.costs, again, settings.speeds, links, reach)
+    return shared_devices.cut(table, costs, even)
+
+
+def _check_cells(
+    cuts: Sequence[int] | None, num_layers: int, num_cells: int, num_devices: int
+) -> None:
+    """Refuse a table of several cells per device that does not fit the cuts or the layers.
+
+    Raises:
+        PartitionError: the number of cells in the cuts differs, or there are too few layers.
+    """
+    if num_cells == num_devices:
+        return
+    text = f"the schedule's table has {num_cells} cells on num_partitions={num_devices}"
+    if cuts is not None and len(cuts) != num_cells:
+        raise PartitionError(
+            f"cuts={list(cuts)} has {len(cuts)} cells, but {text}. Give each cell's number of "
+            "layers, or cuts=None to cut by cost, or set cells_per_device or a table of "
+            f"{len(cuts)} cells"
+        )
+    if num_layers < num_cells:
+        raise PartitionError(
+            f"{text}, but there are {num_layers} layers. Lower num_partitions or "
+            f"cells_per_device, or give a table of at most {num_layers} cells"
+        )
+
+
+def _checked(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:
+    """Return the stated cuts, the number of layers in each cell, if they are valid.
+
+    Raises:
+        PartitionError: they are not `num_partitions` positive numbers that sum to `num_layers`.
+    """
+    shown = f"cuts={list(cuts)}"
+    if len(cuts) != num_partitions:
+        raise PartitionError(
+            f"{shown} has {len(cuts)} cells, but num_partitions={num_partitions}. Give each cell's "
+            f"number of layers, or cuts=None to cut by cost, or set num_partitions={len(cuts)}"
+        )
+    for cell, count in enumerate(cuts):
+        if count < 1:
+            raise PartitionError(
+                f"{shown}: cell {cell} has {count} layers. Give each cell a whole number from 1"
+            )
+    if sum(cuts) != num_layers:
+        raise PartitionError(
+            f"{shown} sums to {sum(cuts)}, but there are {num_layers} layers. Change it by "
+            f"{num_layers - sum(cuts):+d}"
+        )
+    return tuple(cuts)
+
+
+def cell_speeds(device_speeds: Sequence[float], devices: Sequence[int]) -> list[float]:
+    """Return the speed of the device of each cell.
+
+    Args:
+        device_speeds: speed of each device; empty: all equal.
+        devices: per cell, the number of its device.
+
+    Raises:
+        PartitionError: there is not one number above 0 for each device.
+
+    >>> cell_speeds((1.0, 2.0), devices=[0, 1, 0])
+    [1.0, 2.0, 1.0]
+    """
+    num_devices = 1 + max(devices)
+    if not device_speeds:
+        return [1.0] * len(devices)
+    if len(device_speeds) != num_devices or not all(
+        0 < speed < math.inf for speed in device_speeds
+    ):
+        raise PartitionError(
+            f"device_speeds={list(device_speeds)}, but num_partitions={num_devices}. Give a "
+            "number above 0 for each, or none where all are equally fast"
+        )
+    return [device_speeds[device] for device in devices]
+
+
+def costs_by_cell(
+    layers: WiredLayers, reuses: Sequence[recompute.CellReuse]
+) -> tuple[tuple[float, ...], ...]:
+    """Return for each cell the cost of each layer in it: its FLOPs, or the cost in its Params.
+
+    Layers without a gradient, such as frozen first layers, have no backward. If such a layer is in
+    a cell with trained layers, its recomputation is not counted. A cost set in Params is the same
+    in every cell.
+
+    Args:
+        layers: layers of the network.
+        reuses: for each cell, how its backward gets the forward.
+
+    Raises:
+        PartitionError: a cost is negative or not finite, or the number of costs is wrong.
+    """
+    stated = layers.params.costs
+    if stated is not None:
+        if len(stated) != len(layers.layers):
+            raise PartitionError(
+                f"costs has {len(stated)} numbers for {len(layers.layers)} layers. Give one for "
+                "each"
+            )
+        return (tuple(stated),) * len(reuses)
+    rows = recompute.costs(reuses, [_flops(layer) for layer in layers.layers])
+    of_layers = {
+        layer.index: layer.params.cost for layer in layers.layers if layer.params.cost is not None
+    }
+    for n, cost in of_layers.items():
+        if not 0 <= cost < math.inf:
+            raise PartitionError(f"{layers.layers[n].name} has cost={cost}. Use 0 or more")
+    return tuple(tuple(of_layers.get(n, cost) for n, cost in enumerate(row)) for row in rows)
+
+
+def _flops(layer: LayerInfo) -> recompute.Work:
+    forward, backward = layer.meta.flops_forward, layer.meta.flops_backward
+    if not layer.has_gradient:
+        return recompute.Work(forward, 0.0, 0.0)
+    return recompute.Work(forward, backward, forward)
+
+
+def link_costs(layers: WiredLayers) -> list[float] | None:
+    """Return the cost of sending for a cut after each layer except the last; None: no cost.
+
+    A cut sends the values that layers before it write and layers after it read, and their gradients
+    back, for one micro-batch. Fields go directly to the cells that read them, wherever the cut is.
+
+    Raises:
+        PartitionError: `link_cost_per_byte` is negative or not finite.
+    """
+    per_byte = layers.params.link_cost_per_byte
+    if not 0 <= per_byte < math.inf:
+        raise PartitionError(
+            f"link_cost_per_byte={per_byte} is negative or not finite. Use 0 or more"
+        )
+    if per_byte == 0:
+        return None
+    sent = [0] * len(layers.layers)
+    for version in layers.wiring.versions:
+        if version.producer >= 0 and version.consumers:
+            specs = nests.tensor_specs(layers.specs[version.index])
+            size = base.spec_bytes(specs)
+            if layers.layers[version.producer].has_gradient:
+                size += base.spec_bytes(nests.floating(specs))
+            for place in range(version.producer, version.consumers[-1]):
+                sent[place] += size
+    return [per_byte * size for size in sent[:-1]]

@@ -49,6 +49,7 @@ class PipelinedModel(keras.Model):
         placement: str = "auto",
         cuts: Sequence[int] | None = None,
         device_memory: str | None = None,
+        adapt_to_memory: bool = False,
         jit_compile: bool = False,
         name: str | None = None,
     ) -> None:
@@ -58,7 +59,8 @@ class PipelinedModel(keras.Model):
             model: a functional or Sequential model, built or not.
             num_partitions: K, the number of devices; None: all GPUs, or two logical CPU devices.
             num_micro_batches: M, of each mini-batch. A mini-batch of fewer examples has fewer.
-            schedule: see `PipeliningLayer.Params`, as for all further arguments.
+            schedule: see `PipeliningLayer.Params`, as for all further arguments. With auto, the
+                first `fit` takes the one whose simulated step is the shortest.
             recompute: what a backward computes again: full, early, except_last, never or
                 recompute_grad.
             cells_per_device: V.
@@ -66,7 +68,10 @@ class PipelinedModel(keras.Model):
             devices: names of the devices; None: `placement` chooses them.
             placement: auto, cpu, gpu or tpu.
             cuts: number of layers of the model in each cell; None: balanced by FLOPs.
-            device_memory: memory of each device, such as 8GiB, that no cell may exceed.
+            device_memory: memory of each device, such as 8GiB, that no cell may exceed; None: that
+                of the GPUs. The first `fit` plans a step, and says what would fit if it does not.
+            adapt_to_memory: whether a step that does not fit takes more micro-batches, and
+                recomputes more, until it does. The results stay the same.
             jit_compile: whether XLA compiles the cells.
             name: name of this model; None: that of `model`.
 
@@ -90,7 +95,7 @@ class PipelinedModel(keras.Model):
             "device_memory": device_memory,
             "jit_compile": jit_compile,
         }
-        self._pipelines = Pipelines(model, settings)
+        self._pipelines = Pipelines(model, settings, adapts=adapt_to_memory)
         self.train_function: Any = None
         self.test_function: Any = None
         self.predict_function: Any = None
@@ -126,6 +131,11 @@ class PipelinedModel(keras.Model):
         """Names of the outputs of the plain model, by which losses and metrics are named."""
         names: list[str] = self.model.output_names
         return names
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the model runs: the arguments above, with what was chosen in their place."""
+        return dict(self._pipelines.settings)
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> keras.layers.Layer:
         """Return a layer of the plain model."""
@@ -218,7 +228,7 @@ class PipelinedModel(keras.Model):
         outputs = pipelines.network.outputs
         names = Names(tuple(fields), outputs, _names("labels", y), _names("weights", weights))
         fields |= _leaves("labels", y) | _leaves("weights", weights)
-        run = pipelines.with_losses(fields, names, self._compile_loss)
+        run = pipelines.with_losses(fields, names, self._compile_loss, self.optimizer)
         if self.optimizer is not None and not self._has_slots:
             variables.build(self.optimizer, [pipelines.variables[p] for p in run.pipe.weights])
             self._has_slots = True

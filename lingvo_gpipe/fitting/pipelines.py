@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileLoss
 
-from lingvo_gpipe import errors, keras_layers
+from lingvo_gpipe import errors, keras_layers, schedule
 from lingvo_gpipe.execution import placement
-from lingvo_gpipe.fitting import variables
+from lingvo_gpipe.fitting import planning, variables
 from lingvo_gpipe.fitting.objective import CompiledLosses, Names, Objective, at
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
@@ -47,14 +47,18 @@ class Pipelines:
     Attributes:
         variables: path → variable of the model, on the device of its cell; empty before the first
             pipeline.
+        settings: fields of `PipeliningLayer.Params`, with what was chosen so far.
     """
 
-    def __init__(self, model: keras.Model, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: keras.Model, settings: Mapping[str, Any], *, adapts: bool = False
+    ) -> None:
         """Refuse what has no graph.
 
         Args:
             model: the model.
             settings: fields of `PipeliningLayer.Params`.
+            adapts: see `planning.settle`.
 
         Raises:
             LayerError: the model is subclassed.
@@ -67,7 +71,9 @@ class Pipelines:
             )
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
-        self._settings = dict(settings)
+        self.settings = dict(settings)
+        self._adapts = adapts
+        self._is_settled = False  # for the optimizer of `compile`
         self._network: keras_layers.Network | None = None
         self._with_losses: dict[str, LossPipeline] = {}  # by the structure of the mini-batch
         self._predicting: PipeliningLayer | None = None
@@ -81,8 +87,9 @@ class Pipelines:
 
     def forget_losses(self, *, jit_compile: bool) -> None:
         """Make pipelines with losses again when they are next needed: the model was compiled."""
-        self._settings["jit_compile"] |= jit_compile
+        self.settings["jit_compile"] |= jit_compile
         self._with_losses.clear()
+        self._is_settled = False
 
     def inputs(self, x: Any) -> dict[str, tf.Tensor]:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
@@ -97,7 +104,11 @@ class Pipelines:
         return masks.with_masks(self._graph(), inputs, structured)
 
     def with_losses(
-        self, fields: Mapping[str, tf.Tensor], names: Names, compiled: CompileLoss | None
+        self,
+        fields: Mapping[str, tf.Tensor],
+        names: Names,
+        compiled: CompileLoss | None,
+        optimizer: keras.optimizers.Optimizer | None,
     ) -> LossPipeline:
         """Return the pipeline with losses.
 
@@ -105,55 +116,79 @@ class Pipelines:
             fields: a mini-batch: inputs, labels, sample weights.
             names: of what the losses compare.
             compiled: the losses; None: only those that layers add.
+            optimizer: of `compile`; None: nothing is trained.
+
+        Raises:
+            PartitionError: see `planning.settle`.
         """
         key = repr((names.labels, names.weights))
         if key not in self._with_losses:
             has_losses = compiled is not None and names.labels is not None
             losses = [self._losses(fields, names, compiled)] if has_losses else []
-            pipe = self._new(fields, losses)
+            pipe = self._new(fields, losses, optimizer)
             self._with_losses[key] = LossPipeline(pipe, names, _reached(pipe.analysis))
         return self._with_losses[key]
 
     def predicting(self, fields: Mapping[str, tf.Tensor]) -> PipeliningLayer:
         """Return the pipeline without the losses of `compile`, which needs no labels."""
         if self._predicting is None:
-            self._predicting = self._new(fields, [])
+            self._predicting = self._new(fields, [], None)
         return self._predicting
 
     def _new(
-        self, fields: Mapping[str, tf.Tensor], losses: Sequence[Layer.Params]
+        self,
+        fields: Mapping[str, tf.Tensor],
+        losses: Sequence[Layer.Params],
+        optimizer: keras.optimizers.Optimizer | None,
     ) -> PipeliningLayer:
-        network, settings = self.network, self._settings
+        network, settings = self.network, self.settings
         if settings["devices"] is None:
             settings["devices"] = self._cpus()
-        with tf.init_scope():
-            params = PipeliningLayer.Params(
-                layers=network.layers, inputs=network.inputs, outputs=network.outputs, **settings
+        if optimizer is not None and not self._is_settled:
+            slots = planning.slot_bytes(optimizer, variables.trained(network.calls))
+            settings |= planning.settle(
+                self._params(losses), specs(fields), slots, adapts=self._adapts
             )
-            if settings["cuts"] is None:
-                inputs = {name: fields[name] for name in keras.tree.flatten(network.inputs)}
-                settings["cuts"] = analyze(params, specs(inputs)).cuts
-            *cuts, last = settings["cuts"]
-            params.set(layers=[*network.layers, *losses], cuts=(*cuts, last + len(losses)))
-            pipe: PipeliningLayer = params.instantiate()
-            pipe.build(fields, {path: v.value for path, v in self.variables.items()})
+            self._is_settled = True
+        until_chosen = {}
+        if settings["schedule"] == schedule.AUTO:  # which is chosen when training begins
+            settings["cells_per_device"] = 1
+            until_chosen = {"schedule": "1f1b"}
+        if settings["cuts"] is None:
+            inputs = {name: fields[name] for name in keras.tree.flatten(network.inputs)}
+            settings["cuts"] = analyze(self._params([], **until_chosen), specs(inputs)).cuts
+        pipe: PipeliningLayer = self._params(losses, **until_chosen).instantiate()
+        pipe.build(fields, {path: v.value for path, v in self.variables.items()})
         if not self.variables:
             self.variables = variables.by_path(network.calls)
             variables.share(self.variables, pipe.by_path)
         return pipe
+
+    def _params(self, losses: Sequence[Layer.Params], **changes: Any) -> PipeliningLayer.Params:
+        """Return the params of the network with these losses in its last cell."""
+        network, settings = self.network, self.settings | changes
+        if settings["cuts"] is not None:
+            *cuts, last = settings["cuts"]
+            settings["cuts"] = (*cuts, last + len(losses))
+        return PipeliningLayer.Params(
+            layers=[*network.layers, *losses],
+            inputs=network.inputs,
+            outputs=network.outputs,
+            **settings,
+        )
 
     def _cpus(self) -> tuple[str, ...] | None:
         """Return a CPU device for each cell, some twice if TensorFlow began with few; None: GPUs.
 
         On CPUs a device is only a name: the schedule orders the cells, not the device.
         """
-        kind = self._settings["placement"]
+        kind = self.settings["placement"]
         has_others = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices(
             "TPU"
         )
         if kind not in ("auto", "cpu") or (kind == "auto" and has_others):
             return None
-        count = self._settings["num_partitions"] * self._settings["num_replicas"]
+        count = self.settings["num_partitions"] * self.settings["num_replicas"]
         try:
             placement.prepare_logical_cpus(count)
         except errors.DeviceError:  # TensorFlow has begun
@@ -175,7 +210,7 @@ class Pipelines:
         for metric in compiled.metrics:
             metric.reset_state()
         objective = Objective(model, compiled, names)
-        if self._settings["num_micro_batches"] > 1:
+        if self.settings["num_micro_batches"] > 1:
             objective.divide(fields)
         reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
         return CompiledLosses.Params(

@@ -34,6 +34,11 @@ def by_path(calls: Mapping[str, keras.Operation]) -> dict[str, keras.Variable]:
     return paths
 
 
+def trained(calls: Mapping[str, keras.Operation]) -> dict[str, keras.Variable]:
+    """Return those of `by_path` that an optimizer updates."""
+    return {path: variable for path, variable in by_path(calls).items() if variable.trainable}
+
+
 def share(own: Mapping[str, keras.Variable], created: Mapping[str, packing.Variable]) -> None:
     """Let the variables of a Keras model be those of its pipeline.
 
@@ -54,14 +59,12 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
         optimizer: of `compile`.
         trained: the weights that it updates.
     """
-    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
-    optimizers = [optimizer] if inner is None else [optimizer, inner]
     if not optimizer.built:
-        with _slots_beside_weights(optimizers):
+        with observed_slots(optimizer):
             optimizer.build(list(trained))
         return
     devices = {v.path.replace("/", "_"): v.value.device for v in trained}
-    for each in optimizers:
+    for each in _with_inner(optimizer):
         known = each._trainable_variables
         each._trainable_variables_indices = {each._var_key(v): n for n, v in enumerate(known)}
         for slot in each.variables:
@@ -72,20 +75,36 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
 
 
 @contextlib.contextmanager
-def _slots_beside_weights(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
-    """Let optimizers create each slot in the `with` block on the device of its weight."""
+def observed_slots(
+    optimizer: keras.optimizers.Optimizer,
+) -> Iterator[list[tuple[keras.Variable, keras.Variable]]]:
+    """Place each slot that an optimizer creates in the `with` block on the device of its weight.
+
+    Returns:
+        Receives (weight, slot).
+    """
+    slots: list[tuple[keras.Variable, keras.Variable]] = []
 
     def placed(method: Any) -> Any:
         def add(reference_variable: keras.Variable, *args: Any, **kwargs: Any) -> keras.Variable:
             with tf.device(reference_variable.value.device):
-                return method(reference_variable, *args, **kwargs)
+                slot = method(reference_variable, *args, **kwargs)
+            slots.append((reference_variable, slot))
+            return slot
 
         return add
 
+    optimizers = _with_inner(optimizer)
     for each in optimizers:
         each.add_variable_from_reference = placed(each.add_variable_from_reference)
     try:
-        yield
+        yield slots
     finally:
         for each in optimizers:
             del each.add_variable_from_reference
+
+
+def _with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Return an optimizer, and the one in a LossScaleOptimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [optimizer] if inner is None else [optimizer, inner]

@@ -142,8 +142,8 @@ def choose(
         return step_plan.make_for(tried, cluster=cluster, known=known[count], profile=profile)
 
     fields = describe.fields_of(task)
-    counts, note = _counts(task.model, fields, is_measured=profile, goes_on=goes_on)
-    return choose_for(task.model, plan, counts, memory_limit(task.model, cluster), note, profile)
+    tried, note = counts(task.model, fields, is_measured=profile, goes_on=goes_on)
+    return choose_for(task.model, plan, tried, memory_limit(task.model, cluster), note, profile)
 
 
 def choose_for(
@@ -183,6 +183,40 @@ def choose_for(
         raise _refusal(too_large, refusals, limit_bytes)
     best = _fastest_measured(fitting, plan) if profile else _preferred(fitting)
     return Choice(best, tuple(fitting), len(too_large) + len(refusals), limit_bytes, note)
+
+
+def counts(
+    model: network.PipelineParams,
+    fields: Mapping[str, SpecNest],
+    *,
+    is_measured: bool = False,
+    goes_on: bool = False,
+) -> tuple[Sequence[int | None], str]:
+    """Return which M are worth trying, rising, and why M stays if it is open.
+
+    Args:
+        model: params of the network; an M of 1 is open.
+        fields: a mini-batch, name → nest of `tf.TensorSpec`.
+        is_measured: whether the time of each layer is measured for each M.
+        goes_on: whether a run goes on, whose M stays.
+
+    Returns:
+        Numbers M, or None alone for that of the network; and a reason, or nothing.
+    """
+    num_examples = micro_batches.batch_size(fields, model.batch_dim, model.unbatched)
+    num_devices = model.num_partitions * model.num_replicas
+    if not _has_open_count(model) or min(num_devices, num_examples) == 1:
+        return [None], ""
+    layers = network.layer_params(model)
+    if goes_on:
+        reason: str | None = "the run began so"
+    elif not is_measured and (model.costs or any(layer.cost is not None for layer in layers)):
+        reason = "costs are stated for micro-batches of one size"
+    else:
+        reason = micro_batch_dependence.reason(network.analyze(network.uncut(model), fields))
+    if reason is not None:
+        return [None], f"M stays 1: {reason}. --num_micro_batches sets it"
+    return micro_batches.counts(num_examples, model.num_partitions, model.num_replicas), ""
 
 
 def resolved(
@@ -243,9 +277,8 @@ def smallest(task: Task.Params) -> Task.Params:
 
     M is the largest one that `choose` would try.
     """
-    counts, _ = _counts(task.model, describe.fields_of(task), is_measured=False, goes_on=False)
     result = task.copy()
-    result.set(model=_with(task.model, counts[-1]))
+    result.set(model=_with(task.model, counts(task.model, describe.fields_of(task))[0][-1]))
     return result
 
 
@@ -351,30 +384,6 @@ def _fastest_measured(candidates: Sequence[Candidate], plan: Planner) -> Candida
             if measured_s < (1 - _TOLERANCE) * best_s:
                 best, best_s = candidate, measured_s
     return best
-
-
-def _counts(
-    model: network.PipelineParams,
-    fields: Mapping[str, SpecNest],
-    *,
-    is_measured: bool,
-    goes_on: bool,
-) -> tuple[Sequence[int | None], str]:
-    """Return which M are tried, rising (None: that of the task), and why M stays if it is open."""
-    num_examples = micro_batches.batch_size(fields, model.batch_dim, model.unbatched)
-    num_devices = model.num_partitions * model.num_replicas
-    if not _has_open_count(model) or min(num_devices, num_examples) == 1:
-        return [None], ""
-    layers = network.layer_params(model)
-    if goes_on:
-        reason: str | None = "the run began so"
-    elif not is_measured and (model.costs or any(layer.cost is not None for layer in layers)):
-        reason = "costs are stated for micro-batches of one size"
-    else:
-        reason = micro_batch_dependence.reason(network.analyze(network.uncut(model), fields))
-    if reason is not None:
-        return [None], f"M stays 1: {reason}. --num_micro_batches sets it"
-    return micro_batches.counts(num_examples, model.num_partitions, model.num_replicas), ""
 
 
 def _has_open_count(model: network.PipelineParams) -> bool:

@@ -1,0 +1,199 @@
+"""What a pipeline sets by itself before it trains: a schedule (auto), and what fits in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+from lingvo_gpipe import errors, network, schedule
+from lingvo_gpipe.console import units
+from lingvo_gpipe.execution import micro_batch_dependence
+from lingvo_gpipe.fitting import variables
+from lingvo_gpipe.nests import SpecNest
+from lingvo_gpipe.network import micro_batches
+from lingvo_gpipe.plan import auto, step_plan
+
+_CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches")
+_POLICIES = ("never", "except_last", "early", "full")  # less and less is kept
+_MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
+
+
+def settle(
+    params: network.PipelineParams,
+    fields: Mapping[str, SpecNest],
+    slots: Mapping[str, int],
+    *,
+    adapts: bool,
+) -> dict[str, Any]:
+    """Plan a step, and return what changes of its params.
+
+    Args:
+        params: of the network with its losses; `schedule` may be auto.
+        fields: a mini-batch, name → nest of `tf.TensorSpec`.
+        slots: path → bytes of the variables that the optimizer keeps for a weight.
+        adapts: whether a step that does not fit changes so that it does. Else a `device_memory`
+            that is too small is refused, and for the memory of a GPU there is a warning, because a
+            plan is an estimate.
+
+    Returns:
+        Field → value of what differs from `params`.
+
+    Raises:
+        PartitionError: no such step fits; the message says which would.
+    """
+    limit_bytes = _limit_bytes(params)
+    if limit_bytes is None and params.schedule != schedule.AUTO:
+        return {}
+    planner = _Planner(fields, slots)
+    asked = params.copy()
+    if limit_bytes is not None:
+        asked.device_memory = f"{limit_bytes}B"
+    if asked.schedule == schedule.AUTO:
+        with contextlib.suppress(errors.PartitionError):  # nothing fits: below is why
+            counts, _ = auto.counts(asked, fields)
+            best = auto.choose_for(asked, planner, counts, limit_bytes).best
+            return {field: best.model.get(field) for field in _CHOSEN}
+        asked.schedule = "1f1b"
+    if limit_bytes is None or planner.fits(asked, limit_bytes):
+        return _changes(params, asked)
+    changed = next(_fitting(asked, planner, limit_bytes), None)
+    if changed is not None and adapts:
+        _warn(f"so that a step fits in {units.size(limit_bytes)}", changed)
+        return changed | {"device_memory": asked.device_memory}
+    message = _refusal(asked, planner, limit_bytes, changed)
+    if params.device_memory is not None:
+        raise errors.PartitionError(message)
+    warnings.warn(message, stacklevel=2)
+    return _changes(params, asked.set(device_memory=None))
+
+
+def slot_bytes(
+    optimizer: keras.optimizers.Optimizer, trained: Mapping[str, keras.Variable]
+) -> dict[str, int]:
+    """Return the bytes that an optimizer keeps for each weight; none are allocated.
+
+    Args:
+        optimizer: of `compile`, built or not.
+        trained: path → weight.
+    """
+    sizes = dict.fromkeys(trained, 0)
+    config = optimizer.get_config()
+    with tf.Graph().as_default():  # in which variables use no memory
+        weights = [_like(weight) for weight in trained.values()]
+        paths = dict(zip(map(id, weights), trained, strict=True))
+        try:
+            copy = type(optimizer).from_config(config)
+        except TypeError:  # an optimizer of a user's own, whose config lacks its arguments
+            return {path: 2 * _num_bytes(weight) for path, weight in trained.items()}
+        with variables.observed_slots(copy) as slots:
+            copy.build(weights)
+        for weight, slot in slots:
+            sizes[paths[id(weight)]] += _num_bytes(slot)
+    return sizes
+
+
+class _Planner:
+    """Plans steps of a network."""
+
+    def __init__(self, fields: Mapping[str, SpecNest], slots: Mapping[str, int]) -> None:
+        self.fields = fields
+        self._known = step_plan.Known(slots)
+
+    def __call__(self, model: network.PipelineParams, *, profile: bool = False) -> step_plan.Plan:
+        """See `auto.Planner`."""
+        return step_plan.make(model, self.fields, profile=profile, known=self._known)
+
+    def fits(self, model: network.PipelineParams, limit_bytes: int) -> bool:
+        """Return whether a step can be cut and needs no more than this on each device."""
+        try:
+            return self(model).heaviest_bytes <= limit_bytes
+        except errors.PartitionError:
+            return False
+
+
+def _limit_bytes(params: network.PipelineParams) -> int | None:
+    """Return the memory of a device that is stated, or that of the smallest GPU; None: neither."""
+    if params.device_memory is not None:
+        return units.parse_size(params.device_memory)
+    if params.placement not in ("auto", "gpu") or not tf.config.list_physical_devices("GPU"):
+        return None
+    devices = device_lib.list_local_devices()
+    return min(device.memory_limit for device in devices if device.device_type == "GPU")
+
+
+def _fitting(
+    asked: network.PipelineParams, planner: _Planner, limit_bytes: int
+) -> Iterator[dict[str, Any]]:
+    """Yield changes with which a step fits: first those with few more micro-batches."""
+    num_examples = micro_batches.batch_size(planner.fields, asked.batch_dim, asked.unbatched)
+    analysis = network.analyze(network.uncut(asked), planner.fields)
+    counts = [asked.num_micro_batches]
+    is_free = micro_batch_dependence.reason(analysis) is None
+    while is_free and counts[-1] < num_examples:
+        counts.append(min(2 * counts[-1], num_examples))
+    policies = [asked.recompute]
+    if asked.recompute in _POLICIES:
+        policies = [*_POLICIES[_POLICIES.index(asked.recompute) :]]
+    for count in counts:
+        for policy in policies:
+            tried = asked.copy().set(num_micro_batches=count, recompute=policy)
+            if planner.fits(tried, limit_bytes):
+                yield _changes(asked, tried)
+
+
+def _refusal(
+    asked: network.PipelineParams,
+    planner: _Planner,
+    limit_bytes: int,
+    changed: Mapping[str, Any] | None,
+) -> str:
+    """Return what does not fit, and what would."""
+    limit = f"{units.size(limit_bytes)} of a device"
+    try:
+        plain = asked.copy().set(device_memory=None)
+        what = f"a step needs about {units.size(planner(plain).heaviest_bytes)}, more than the"
+    except errors.PartitionError as error:
+        what = f"{error}; there are"
+    if changed is not None:
+        return f"{what} {limit}. It fits with {_text(changed)}, which adapt_to_memory=True sets"
+    most = min(_MORE_PARTITIONS * asked.num_partitions, len(asked.layers))
+    for count in range(asked.num_partitions + 1, most + 1):
+        more = asked.copy().set(num_partitions=count, devices=None, cuts=None, recompute="full")
+        fitting = next(_fitting(more, planner, limit_bytes), None)
+        if planner.fits(more, limit_bytes):
+            fitting = {}
+        if fitting is not None:
+            return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
+    return f"{what} {limit}. No number of partitions up to {most} helps"
+
+
+def _changes(before: network.PipelineParams, after: network.PipelineParams) -> dict[str, Any]:
+    return {field: after.get(field) for field in _CHOSEN if after.get(field) != before.get(field)}
+
+
+def _warn(why: str, changed: Mapping[str, Any]) -> None:
+    warnings.warn(f"{_text(changed)}, {why}", stacklevel=3)
+
+
+def _text(changed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field}={value!r}" for field, value in changed.items())
+
+
+def _like(weight: keras.Variable) -> keras.Variable:
+    return keras.Variable(
+        lambda shape, dtype: tf.zeros(shape, dtype),
+        shape=weight.shape,
+        dtype=weight.dtype,
+        name=weight.name,
+    )
+
+
+def _num_bytes(variable: keras.Variable) -> int:
+    size: int = tf.TensorShape(variable.shape).num_elements()
+    return size * tf.as_dtype(variable.dtype).size

@@ -1,0 +1,123 @@
+"""A schedule is chosen, and what does not fit is said or changed, before the first update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.fitting import PipelinedModel, planning, variables
+from tests.lingvo_gpipe.fitting.fit_cases import CLASSES, X
+
+_WIDE = 512
+
+
+def wide(depth: int = 6, norm: bool = False) -> keras.Model:
+    """Return a model of 1 MiB weights for each of its layers."""
+    x = inputs = keras.Input([6])
+    for _ in range(depth):
+        x = keras.layers.Dense(_WIDE, activation="tanh")(x)
+    if norm:
+        x = keras.layers.BatchNormalization()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
+
+
+def fitted(model: keras.Model, **settings: Any) -> PipelinedModel:
+    """Return the model after an update on large mini-batches."""
+    pipelined = PipelinedModel(model, **settings)
+    pipelined.compile("adam", "sparse_categorical_crossentropy")
+    rows = np.arange(2048) % len(X)
+    pipelined.fit(X[rows], CLASSES[rows], batch_size=2048, epochs=1, verbose=0)
+    return pipelined
+
+
+@pytest.mark.parametrize("predicts_first", [False, True])
+def test_auto_chooses_when_training_begins(predicts_first: bool) -> None:
+    keras.utils.set_random_seed(1)
+    model = wide()
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    pipelined = PipelinedModel(model, 2, 8, schedule="auto")
+    if predicts_first:
+        predicted, wanted = (each.predict(X, verbose=0) for each in (pipelined, twin))
+        np.testing.assert_allclose(predicted, wanted, rtol=1e-5)
+    for each in (pipelined, twin):
+        each.compile("sgd", "sparse_categorical_crossentropy")
+        each.fit(X, CLASSES, batch_size=len(X), epochs=2, verbose=0, shuffle=False)
+    assert pipelined.settings["schedule"] not in ("auto", "gpipe", "1f1b")  # more waiting
+    assert pipelined.settings["recompute"] == "never"
+    for wanted, got in zip(twin.get_weights(), pipelined.get_weights(), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_that_does_not_fit_is_refused_with_what_would() -> None:
+    with pytest.raises(errors.PartitionError) as caught:
+        fitted(wide(), num_partitions=1, recompute="never", device_memory="40MiB")
+    assert "more than the 40.0 MiB of a device" in str(caught.value)
+    assert "It fits with num_micro_batches=4, which adapt_to_memory=True sets" in str(caught.value)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_step_that_does_not_fit_is_divided_until_it_does(partitions: int) -> None:
+    with pytest.warns(UserWarning, match="so that a step fits in 30.0 MiB"):
+        model = fitted(
+            wide(),
+            num_partitions=partitions,
+            recompute="never",
+            device_memory="30MiB",
+            adapt_to_memory=True,
+        )
+    assert model.settings["num_micro_batches"] > 1
+
+
+def test_more_partitions_are_named_where_nothing_else_helps() -> None:
+    with pytest.raises(errors.PartitionError, match="It fits with num_partitions=[2-7]"):
+        fitted(wide(), num_partitions=1, device_memory="15MiB", adapt_to_memory=True)
+
+
+def test_a_batch_norm_keeps_its_micro_batches() -> None:
+    with pytest.warns(UserWarning, match="recompute='except_last', so that a step fits"):
+        model = fitted(
+            wide(norm=True),
+            num_partitions=2,
+            num_micro_batches=4,
+            schedule="gpipe",
+            recompute="never",
+            device_memory="24MiB",
+            adapt_to_memory=True,
+        )
+    assert model.settings["num_micro_batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "slots"),
+    [
+        (lambda: keras.optimizers.SGD(), 0),
+        (lambda: keras.optimizers.SGD(momentum=0.9, use_ema=True), 2),
+        (lambda: keras.optimizers.Adam(clipnorm=1.0, gradient_accumulation_steps=2), 3),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 2),
+    ],
+)
+def test_slots_are_counted_without_being_made(
+    make: Callable[[], keras.optimizers.Optimizer], slots: int
+) -> None:
+    optimizer = make()
+    model = wide(depth=1)
+    sizes = planning.slot_bytes(optimizer, variables.trained({d.name: d for d in model.layers[1:]}))
+    weights = [4 * int(np.prod(w.shape)) for w in model.trainable_variables]
+    assert list(sizes.values()) == [slots * size for size in weights]
+    assert not optimizer.built
+
+
+def test_a_model_is_called_first_in_a_function_of_the_users_own() -> None:
+    model = wide()
+    pipelined = PipelinedModel(model, 2, 4)
+    called = tf.function(lambda x: pipelined(x, training=False))(tf.constant(X, tf.float32))
+    np.testing.assert_allclose(called, model(X), rtol=1e-5)
+    pipelined.compile("adam", "sparse_categorical_crossentropy")
+    pipelined.fit(X, CLASSES, batch_size=len(X), verbose=0)

@@ -163,7 +163,6 @@ _FIXED = (
 )
 _MAY_CHANGE = (
     "model.layers*.slices",
-    "model.layers*.feed_forward_slices",
     "input.*data_dir",
     "input.*max_broken_share",
     "input.eval_batch_size",

@@ -16,8 +16,7 @@ import tensorflow as tf
 from lingvo_gpipe import pipelining, seeds
 from lingvo_gpipe import schedule as schedules
 from lingvo_gpipe.execution import cell_calls, cell_programs, executor, mini_batch, variables
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.layers.sliced import slices, softmax
+from lingvo_gpipe.layers import base, sequence_softmax, slices
 from lingvo_gpipe.network import micro_batches
 from tests import sameness
 from tests.networks import amoeba_nets, mt_nets, sameness_nets
@@ -344,17 +343,17 @@ def _forgotten_sums(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgotten_slice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(softmax, "added_log_sums", lambda before, here: here + 0.0 * before)
+    patch.setattr(sequence_softmax, "added_log_sums", lambda before, here: here + 0.0 * before)
 
 
 def _best_of_the_last_slice(patch: pytest.MonkeyPatch) -> None:
     """Every slice takes the place of the best id so far."""
-    true = softmax.added
+    true = sequence_softmax.added
 
     def added(before: Any, here: Any) -> Any:
         return true(before, here) | {name: here[name] for name in ("largest", "largest_id")}
 
-    patch.setattr(softmax, "added", added)
+    patch.setattr(sequence_softmax, "added", added)
 
 
 def _slice_without_a_shift(patch: pytest.MonkeyPatch) -> None:

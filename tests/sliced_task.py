@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams, layers, optim, pipelining, task
+from lingvo_gpipe import hyperparams, optim, pipelining, task
 from lingvo_gpipe.input import InMemory
 from lingvo_gpipe.tasks.lm import transformer
 
@@ -17,8 +17,8 @@ hyperparams.register_package(__name__)
 VOCABULARY = 11
 ASSETS = {"ids.txt": b"what the ids are\n"}
 WHOLE: dict[str, Any] = {}
-THREE = {"embedding": 3, "softmax": 3, "layer_0": (5, 7), "mlp": 2}
-UNEQUAL = {"embedding": (1, 10), "softmax": (1, 10), "mlp": (4, 1, 2)}
+THREE = {"embedding": 3, "softmax": 3, "layer_0": (5, 7)}
+UNEQUAL = {"embedding": (1, 10), "softmax": (1, 10), "layer_0": (7, 1, 4)}
 
 
 class Ids(InMemory):
@@ -46,22 +46,17 @@ class Ids(InMemory):
         return ASSETS
 
 
-def task_of(
-    slices: Any, *, tie: Any = False, dtype: Any = "float64", recipe: Any = None, **train: Any
-) -> Any:
+def task_of(slices: Any, *, tie: Any = False, dtype: Any = "float64", **train: Any) -> Any:
     """Return a task of a language model.
 
     Args:
         slices: field of the network.
         tie: whether the softmax shares the table.
         dtype: policy of the network.
-        recipe: more arguments of the model.
         **train: fields of the task's `train`.
     """
     sizes = {"units": 8, "heads": 2, "hidden": 12, "vocabulary": VOCABULARY}
-    flat = transformer.language_model(1, **sizes, **(recipe or {}))
-    mlp = layers.SlicedFeedForward.Params(name="mlp", units=8, hidden=7, slices=1)
-    flat.insert(3, mlp)
+    flat = transformer.language_model(1, **sizes)
     if tie:
         flat[-1].tie = {"kernel": "embedding/table"}
     adam = optim.Optimizer.Params(name="Adam", learning_rate=0.02)

@@ -24,10 +24,9 @@ from lingvo_gpipe.keras_layers import trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.keras_layers.trace import READ
-from lingvo_gpipe.layers import base, normalization
+from lingvo_gpipe.layers import base, heads, normalization
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta, ValueRange
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest, SpecNest
 
 _EMBEDDING = "keras.layers", "Embedding"

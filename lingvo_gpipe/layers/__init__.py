@@ -12,48 +12,29 @@ from lingvo_gpipe.layers.base import (
     VariableSpec,
     initializer,
 )
-from lingvo_gpipe.layers.composite import Composite, Parallel, Residual, Sequential
+from lingvo_gpipe.layers.composite import Composite, Residual, Sequential
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.layers.dense import Dense
-from lingvo_gpipe.layers.elementwise import Activation, Dropout
-from lingvo_gpipe.layers.normalization import BatchNorm, GroupNorm, LayerNorm
-from lingvo_gpipe.layers.objectives.heads import (
-    Head,
-    LabelledParams,
-    LossParams,
-    SequenceSoftmax,
-    Softmax,
-    SoftmaxHead,
-)
-from lingvo_gpipe.layers.objectives.losses import AuxiliaryLoss, Loss, MeanSquaredError
-from lingvo_gpipe.layers.objectives.metric import KerasMetric
-from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity, Rename, Reshape
+from lingvo_gpipe.layers.dense import Activation, Dense, Dropout
+from lingvo_gpipe.layers.feed_forward import FeedForwardEnd, FeedForwardSlice
+from lingvo_gpipe.layers.heads import Softmax
+from lingvo_gpipe.layers.losses import AuxiliaryLoss, Loss, MeanSquaredError
+from lingvo_gpipe.layers.metrics import KerasMetric
+from lingvo_gpipe.layers.normalization import BatchNorm, LayerNorm
+from lingvo_gpipe.layers.reshaping import Add, Concat, Flatten, Identity
 from lingvo_gpipe.layers.sequence import (
     Embedding,
+    EmbeddingSlice,
     MultiHeadAttention,
     PositionalEncoding,
     TransformerLayer,
 )
-from lingvo_gpipe.layers.sliced.embedding import EmbeddingSlice, SlicedEmbedding
-from lingvo_gpipe.layers.sliced.feed_forward import (
-    FeedForwardEnd,
-    FeedForwardSlice,
-    SlicedFeedForward,
-)
-from lingvo_gpipe.layers.sliced.softmax import (
+from lingvo_gpipe.layers.sequence_softmax import (
     JoinedLogits,
+    SequenceSoftmax,
     SlicedLoss,
-    SlicedSoftmax,
     SoftmaxSlice,
 )
-from lingvo_gpipe.layers.windows import (
-    AvgPool2D,
-    Conv2D,
-    DepthwiseConv2D,
-    GlobalPool2D,
-    MaxPool2D,
-    SeparableConv2D,
-)
+from lingvo_gpipe.layers.windows import AvgPool2D, Conv2D, GlobalPool2D, MaxPool2D, SeparableConv2D
 
 __all__ = [
     "Activation",
@@ -67,7 +48,6 @@ __all__ = [
     "Context",
     "Conv2D",
     "Dense",
-    "DepthwiseConv2D",
     "Dropout",
     "Embedding",
     "EmbeddingSlice",
@@ -75,36 +55,25 @@ __all__ = [
     "FeedForwardSlice",
     "Flatten",
     "GlobalPool2D",
-    "GroupNorm",
-    "Head",
     "Identity",
     "JoinedLogits",
     "KerasMetric",
-    "LabelledParams",
     "Layer",
     "LayerNorm",
     "Loss",
-    "LossParams",
     "LossSpec",
     "MaxPool2D",
     "MeanSquaredError",
     "Meta",
     "MetricSpec",
     "MultiHeadAttention",
-    "Parallel",
     "PositionalEncoding",
-    "Rename",
-    "Reshape",
     "Residual",
     "SeparableConv2D",
     "SequenceSoftmax",
     "Sequential",
-    "SlicedEmbedding",
-    "SlicedFeedForward",
     "SlicedLoss",
-    "SlicedSoftmax",
     "Softmax",
-    "SoftmaxHead",
     "SoftmaxSlice",
     "TransformerLayer",
     "VariableSpec",

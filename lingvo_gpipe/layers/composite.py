@@ -1,4 +1,4 @@
-"""Layers made of layers: in order, around a shortcut, side by side.
+"""Layers made of layers: in order, or around a shortcut.
 
 `Composite` is their base. A cut does not separate the children of a composite. Children's variables
 are named below it, `block/body/dense/kernel`.
@@ -11,12 +11,12 @@ import copy
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, Self
+from typing import Any, Self
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, elementwise, reshaping
+from lingvo_gpipe.layers import base, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -46,8 +46,8 @@ class Calls(abc.ABC):
         """Return the sum of tensors of one shape, in the compute dtype."""
 
     @abc.abstractmethod
-    def concat(self, values: Sequence[Nest], axis: int = -1) -> Nest:
-        """Return tensors concatenated along an axis, in the compute dtype."""
+    def concat(self, values: Sequence[Nest]) -> Nest:
+        """Return tensors concatenated along their last axis, in the compute dtype."""
 
     @abc.abstractmethod
     def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
@@ -99,9 +99,9 @@ class SpecCalls(Calls):
         """See `Calls`."""
         return reshaping.sum_spec(self._params, values)
 
-    def concat(self, values: Sequence[SpecNest], axis: int = -1) -> SpecNest:
+    def concat(self, values: Sequence[SpecNest]) -> SpecNest:
         """See `Calls`."""
-        output = reshaping.concat_spec(self._params, tuple(values), axis)
+        output = reshaping.concat_spec(self._params, tuple(values), -1)
         self._kept_bytes += base.spec_bytes(output)
         return output
 
@@ -213,9 +213,9 @@ class TensorCalls(Calls):
         first, *others = (self.cast(value) for value in values)
         return first + others[0] if len(others) == 1 else tf.add_n([first, *others])
 
-    def concat(self, values: Sequence[tf.Tensor], axis: int = -1) -> tf.Tensor:
+    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Calls`."""
-        return tf.concat([self.cast(value) for value in values], axis)
+        return tf.concat([self.cast(value) for value in values], -1)
 
     def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
         """See `Calls`."""
@@ -258,16 +258,11 @@ class Composite(Layer):
             """
             return call.chain(call.names, *inputs)
 
-        def passes_fields_on(self) -> bool:
-            """Return whether `flow` receives what the layer reads, in `_meta` and in `fprop`.
-
-            Then ids and labels that its children take are those of its own fields.
-            """
-            return False
-
         def _meta(self, *inputs: SpecNest) -> Meta:
             values = tuple(own_objects(spec) for spec in inputs)
-            calls = SpecCalls(self, values if self.passes_fields_on() else ())
+            # An fprop of its own may change ids and labels before the flow.
+            owner: Any = self.owner
+            calls = SpecCalls(self, values if owner.fprop is Composite.fprop else ())
             return calls.meta(self.flow(calls, *values))
 
     params: Params
@@ -372,10 +367,6 @@ class Sequential(Composite):
             """See `Composite`."""
             return named(self, self.layers)
 
-        def passes_fields_on(self) -> bool:
-            """See `Composite`."""
-            return True
-
         def _meta(self, *inputs: SpecNest) -> Meta:
             meta = super()._meta(*inputs)
             count = len(meta.outputs) if isinstance(meta.outputs, tuple) else 1
@@ -412,82 +403,26 @@ class Sequential(Composite):
 
 
 class Residual(Composite):
-    """x: [B, ...] floating → activation(shortcut(x) + body(x)), in the body's output shape.
-
-    Without a shortcut x itself is added. It may read several names: the body reads all of them, the
-    shortcut the first.
-    """
+    """x: [B, ...] floating → x + body(x). Of several names that it reads, x is the first."""
 
     class Params(Composite.Params):
         body: list[Layer.Params] = hyperparams.required("Layers of the body, in order.")
-        shortcut: list[Layer.Params] = hyperparams.field(
-            [], "Layers that project x to the body's shape; none: x itself."
-        )
-        activation: str = hyperparams.field("linear", "Keras activation of the sum.")
 
         def parts(self) -> dict[str, Layer.Params]:
             """See `Composite`."""
-            parts: dict[str, Layer.Params] = {
-                "body": Sequential.Params(layers=self.body, reads=self.reads)
-            }
-            if self.shortcut:
-                parts["shortcut"] = Sequential.Params(layers=self.shortcut)
-            return parts
+            return {"body": Sequential.Params(layers=self.body, reads=self.reads)}
 
         def flow(self, call: Calls, *inputs: Nest) -> Nest:
             """See `Composite`."""
-            body, x = call("body", *inputs), inputs[0]
-            return call.add(call("shortcut", x) if "shortcut" in call.names else x, body)
-
-        def passes_fields_on(self) -> bool:
-            """See `Composite`."""
-            return True
+            return call.add(inputs[0], call("body", *inputs))
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             meta = super()._meta(*inputs)
-            kept = elementwise.kept_bytes(self, self.activation, meta.outputs)
-            return dataclasses.replace(meta, activation_bytes=meta.activation_bytes + kept)
+            kept = meta.activation_bytes + base.spec_bytes(meta.outputs)
+            return dataclasses.replace(meta, activation_bytes=kept)
 
         def _inference(self, available: Collection[str]) -> Self:
             del available
-            return self.copy().set(
-                body=inferred(self, self.body), shortcut=inferred(self, self.shortcut)
-            )
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        total = super().fprop(theta, inputs, ctx)
-        return elementwise.activation_function(self.params, self.params.activation)(total)
-
-
-class Parallel(Composite):
-    """x → branches of x, floating [B, ...] each, added or concatenated along the last axis."""
-
-    class Params(Composite.Params):
-        branches: list[Layer.Params] = hyperparams.required("Layers that each read x.")
-        merge: Literal["add", "concat"] = hyperparams.field("add", "How their outputs are joined.")
-
-        def parts(self) -> dict[str, Layer.Params]:
-            """See `Composite`."""
-            if not self.branches:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: has no branches. Give at least one"
-                )
-            return named(self, self.branches)
-
-        def flow(self, call: Calls, *inputs: Nest) -> Nest:
-            """See `Composite`."""
-            values = [call.chain((name,), *inputs) for name in call.names]
-            return call.add(*values) if self.merge == "add" else call.concat(values)
-
-        def passes_fields_on(self) -> bool:
-            """See `Composite`."""
-            return True
-
-        def _inference(self, available: Collection[str]) -> Self:
-            del available
-            return self.copy().set(branches=inferred(self, self.branches))
+            return self.copy().set(body=inferred(self, self.body))
 
     params: Params

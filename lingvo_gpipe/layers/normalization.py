@@ -1,14 +1,13 @@
-"""Batch, layer and group normalization. Statistics are float32 at least; FLOPs: 0."""
+"""Batch and layer normalization. Statistics are float32 at least; FLOPs: 0."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, precision
+from lingvo_gpipe import hyperparams, precision
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
@@ -37,16 +36,11 @@ class NormParams(Layer.Params):
         return Meta(tf.TensorSpec(x.shape, self.policy.compute), variables, activation_bytes=kept)
 
 
-def _scaled(
-    centred: tf.Tensor, inverse: tf.Tensor, theta: Theta, policy: precision.Policy
-) -> tf.Tensor:
-    """Return centred·inverse·gamma + beta in the compute dtype."""
-    if "gamma" in theta:
-        inverse *= precision.cast(theta["gamma"], centred.dtype)
-    y = centred * inverse
-    if "beta" in theta:
-        y += precision.cast(theta["beta"], centred.dtype)
-    return precision.cast(y, policy.compute)
+def _gamma_beta(theta: Theta, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return gamma and beta in the dtype of x; ones and zeros where they are not learned."""
+    gamma = theta.get("gamma", tf.ones(x.shape[-1:], x.dtype))
+    beta = theta.get("beta", tf.zeros(x.shape[-1:], x.dtype))
+    return precision.cast(gamma, x.dtype), precision.cast(beta, x.dtype)
 
 
 class BatchNorm(Layer):
@@ -55,9 +49,7 @@ class BatchNorm(Layer):
     Training normalises with the mean and biased variance of the micro-batch, over all axes but the
     last (the paper's rule), and adds moments; after the update `merge_moments` moves the moving
     statistics towards those of the whole mini-batch: moving·momentum + batch·(1 − momentum).
-    Evaluation, and a frozen layer always, use the moving statistics. A second name may be a mask,
-    of x's shape without C or broadcastable to it: positions where it is 0 count in no statistic,
-    whatever they hold.
+    Evaluation, and a frozen layer always, use the moving statistics.
 
     Variables: gamma [C], beta [C]; state moving_mean [C], moving_variance [C].
     """
@@ -67,45 +59,31 @@ class BatchNorm(Layer):
         epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x", "x, mask"))
+            checks.arity(self, inputs, ("x",))
             shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises the last axis")
             checks.share(self, "momentum", self.momentum)
-            if len(inputs) == 2:
-                _check_mask(self, inputs[1], shape)
             dtype = self.policy.variable
             state = tuple(
                 VariableSpec(name, shape[-1:], dtype, base.initializer(start), is_state=True)
                 for name, start in (("moving_mean", "zeros"), ("moving_variance", "ones"))
             )
-            meta = self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
-            if len(inputs) == 2:  # what counts in statistics is centred apart from what is scaled
-                meta = dataclasses.replace(meta, activation_bytes=2 * meta.activation_bytes)
-            return meta
+            return self.norm_meta(inputs[0], self.weights(shape[-1]) + state)
 
     params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
-        policy, p = self.policy, self.params
-        x, mask = inputs if len(p.reads) == 2 else (inputs, None)
-        x = precision.cast(x, policy.variable)
+        policy, epsilon = self.policy, self.params.epsilon
+        x = precision.cast(inputs, policy.variable)
         moving_mean, moving_variance = ctx.state["moving_mean"], ctx.state["moving_variance"]
         if not ctx.training or ctx.is_frozen:
-            inverse = tf.math.rsqrt(moving_variance + p.epsilon)
-            return _scaled(x - moving_mean, inverse, theta, policy)
-        if mask is None:
-            y, mean, rest, variance = _normalised(x, theta, p.epsilon)
-            count = tf.cast(tf.size(x, tf.int64) // x.shape[-1], tf.float64)
-            add_moments(ctx, count, (mean, rest), variance, moving_mean)
-            return precision.cast(y, policy.compute)
-        counted, count, average = _positions(x, mask)
-        mean = average(counted)
-        centred = counted - mean
-        variance = average(tf.square(centred))
-        add_moments(ctx, count, (mean, average(centred)), variance, moving_mean)
-        # NaN at a position that does not count would be NaN in the gradients of all others.
-        x = tf.where(tf.math.is_finite(x), x, counted)
-        return _scaled(x - mean, tf.math.rsqrt(variance + p.epsilon), theta, policy)
+            gamma, beta = _gamma_beta(theta, x)
+            inverse = tf.math.rsqrt(moving_variance + epsilon)
+            return precision.cast((x - moving_mean) * (inverse * gamma) + beta, policy.compute)
+        y, mean, rest, variance = _normalised(x, theta, epsilon)
+        count = tf.cast(tf.size(x, tf.int64) // x.shape[-1], tf.float64)
+        add_moments(ctx, count, (mean, rest), variance, moving_mean)
+        return precision.cast(y, policy.compute)
 
     def merge_moments(
         self, state: dict[str, tf.Tensor], moments: dict[str, tf.Tensor]
@@ -115,7 +93,7 @@ class BatchNorm(Layer):
         square = tf.math.divide_no_nan(moments["sum_of_squares"], moments["count"])
         old_mean = tf.cast(state["moving_mean"], shift.dtype)
         old_variance = tf.cast(state["moving_variance"], shift.dtype)
-        # Without a position the statistics stay as they are.
+        # A Keras layer with a mask may count no position; then the statistics stay as they are.
         rate = tf.constant(1.0 - self.params.momentum, shift.dtype)
         rate = tf.where(moments["count"] > 0, rate, tf.zeros_like(rate))
         new = {
@@ -123,19 +101,6 @@ class BatchNorm(Layer):
             "moving_variance": old_variance + (square - tf.square(shift) - old_variance) * rate,
         }
         return {name: tf.cast(value, state[name].dtype) for name, value in new.items()}
-
-
-def _check_mask(params: BatchNorm.Params, mask: SpecNest, shape: tuple[int, ...]) -> None:
-    """Check the mask of an x of that shape."""
-    dims = checks.any_shape(params, mask, "[...]", "Its mask is one tensor")
-    fits = len(dims) == len(shape) - 1 and all(
-        dim in (1, full) for dim, full in zip(dims, shape[:-1], strict=True)
-    )
-    if not fits:
-        raise errors.LayerError(
-            f"{base.describe(params)}: mask of shape {list(dims)}, expected {list(shape[:-1])} "
-            f"for x of shape {list(shape)}, or 1 for some of its dimensions. Reshape it before"
-        )
 
 
 def _normalised(
@@ -174,32 +139,8 @@ def _normalised(
 
         return (centred * (inverse * gamma) + beta, mean, rest, variance), gradient
 
-    gamma = theta.get("gamma", tf.ones(x.shape[-1:], x.dtype))
-    beta = theta.get("beta", tf.zeros(x.shape[-1:], x.dtype))
-    y, mean, rest, variance = normalise(
-        x, precision.cast(gamma, x.dtype), precision.cast(beta, x.dtype)
-    )
+    y, mean, rest, variance = normalise(x, *_gamma_beta(theta, x))
     return y, mean, rest, variance
-
-
-def _positions(
-    x: tf.Tensor, mask: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Return what of x counts in statistics.
-
-    Args:
-        x: [..., C].
-        mask: [...], or broadcastable to it.
-
-    Returns:
-        x, with 0 at positions that do not count, whatever they hold; the number of the others,
-        float64; what averages over these per channel.
-    """
-    present = tf.broadcast_to(tf.cast(mask, x.dtype), tf.shape(x)[:-1])[..., tf.newaxis]
-    count = tf.reduce_sum(present)
-    share = tf.math.divide_no_nan(present, count)
-    counted = tf.where(present != 0, x, tf.zeros_like(x))
-    return counted, tf.cast(count, tf.float64), lambda v: _reduced(tf.reduce_sum, v * share)
 
 
 def _reduced(reduce: Callable[..., tf.Tensor], value: tf.Tensor) -> tf.Tensor:
@@ -280,7 +221,6 @@ def _normalised_rows(x: tf.Tensor, theta: Theta, epsilon: float) -> tf.Tensor:
 
     Source: Ba et al. 2016 (arXiv 1607.06450), section 3.
     """
-    depth = x.shape[-1]
 
     @tf.custom_gradient
     def normalise(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> Any:
@@ -298,45 +238,5 @@ def _normalised_rows(x: tf.Tensor, theta: Theta, epsilon: float) -> tf.Tensor:
 
         return normal * gamma + beta, gradient
 
-    gamma = theta.get("gamma", tf.ones((depth,), x.dtype))
-    beta = theta.get("beta", tf.zeros((depth,), x.dtype))
-    y: tf.Tensor = normalise(x, precision.cast(gamma, x.dtype), precision.cast(beta, x.dtype))
+    y: tf.Tensor = normalise(x, *_gamma_beta(theta, x))
     return y
-
-
-class GroupNorm(Layer):
-    """x: [B, ..., C] floating → [B, ..., C] in the compute dtype, normalised by group of channels.
-
-    Each group is normalised over all axes but the first.
-
-    Variables: gamma [C], beta [C].
-    """
-
-    class Params(NormParams):
-        groups: int = hyperparams.field(32, "Groups of neighbouring channels.")
-        epsilon: float = hyperparams.field(1e-3, "Added to the variance.")
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x",))
-            checks.positive(self, groups=self.groups)
-            shape = checks.shape(self, inputs[0], "[B, ..., C]", "It normalises groups of channels")
-            if shape[-1] % self.groups:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: {self.groups} groups do not divide {shape[-1]} "
-                    "channels. Choose a divisor"
-                )
-            return self.norm_meta(inputs[0], self.weights(shape[-1]))
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del ctx
-        x = precision.cast(inputs, self.policy.variable)
-        groups, channels = self.params.groups, x.shape[-1]
-        dims = tf.shape(x)
-        grouped = tf.reshape(x, tf.concat([dims[:1], [-1, groups, channels // groups]], 0))
-        centred = grouped - tf.reduce_mean(grouped, (1, 3), keepdims=True)
-        variance = tf.reduce_mean(tf.square(centred), (1, 3), keepdims=True)
-        normal = centred * tf.math.rsqrt(variance + self.params.epsilon)
-        return _scaled(tf.reshape(normal, dims), tf.ones([], x.dtype), theta, self.policy)

@@ -1,4 +1,4 @@
-"""Layers without weights that pass on, rename, add, concatenate or reshape tensors. FLOPs: 0."""
+"""Layers without weights that pass on, add, concatenate or flatten tensors. FLOPs: 0."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from lingvo_gpipe.nests import Nest, SpecNest
 
 
 class Identity(Layer):
-    """Any nest of tensors → the same nest."""
+    """Any nests of tensors → the same nests, in order.
+
+    A copy of `x` as `skip` before a branch: `Identity.Params(reads=("x",), writes=("skip",))`. A
+    value that is read again later needs no copy as long as no layer has written its name again.
+    """
 
     class Params(Layer.Params):
         """Fields of every layer."""
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x",))
-            return Meta(inputs[0])
+            return Meta(inputs[0] if len(inputs) == 1 else tuple(inputs))
 
     params: Params
 
@@ -45,33 +48,6 @@ def passing(params: Layer.Params) -> Identity.Params | None:
         dtype=params.dtype,
         batch_dim=params.batch_dim,
     )
-
-
-class Rename(Layer):
-    """Any nests → the same nests, written in order to as many other names.
-
-    A copy of `x` as `skip` before a branch: `Rename.Params(reads=("x",), writes=("skip",))`. A
-    value that is read again later needs no rename as long as no layer has written its name again.
-    """
-
-    class Params(Layer.Params):
-        """Fields of every layer."""
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            reads, writes = self.reads, self.writes
-            if len(reads) != len(writes) or len(set(writes)) != len(writes):
-                raise errors.LayerError(
-                    f"{base.describe(self)}: reads {reads}, writes {writes}. Give one name to "
-                    "write for each that is read, all different"
-                )
-            return Meta(inputs[0] if len(inputs) == 1 else tuple(inputs))
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del theta, ctx
-        return inputs
 
 
 def sum_spec(params: Layer.Params, inputs: tuple[SpecNest, ...]) -> tf.TensorSpec:
@@ -166,48 +142,5 @@ class Flatten(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
-        return _with_batch(inputs, (math.prod(inputs.shape[1:]),))
-
-
-class Reshape(Layer):
-    """x: [B, ...] of any dtype → [B, *shape]."""
-
-    class Params(Layer.Params):
-        shape: tuple[int, ...] = hyperparams.required(
-            "All dimensions but the first; one of them may be -1."
-        )
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            checks.arity(self, inputs, ("x",))
-            batch, *dims = checks.any_shape(self, inputs[0], "[B, ...]", "Give it one tensor")
-            return Meta(tf.TensorSpec((batch, *self.filled(tuple(dims))), inputs[0].dtype))
-
-        def filled(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-            """Return `shape` with its -1 replaced, for an input [B, *dims].
-
-            Raises:
-                LayerError: it holds another number of elements.
-            """
-            shape, wanted = self.shape, math.prod(dims)
-            free = shape.count(-1)
-            known = math.prod(dim for dim in shape if dim != -1)
-            fits = known > 0 and wanted % known == 0 if free == 1 else free == 0 and known == wanted
-            if not fits or min(shape, default=1) < -1:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: shape {list(shape)} does not hold the {wanted} "
-                    f"elements of {list(dims)}. Let their products be equal; one dimension may be "
-                    "-1"
-                )
-            return tuple(wanted // known if dim == -1 else dim for dim in shape)
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del theta, ctx
-        return _with_batch(inputs, self.params.filled(tuple(inputs.shape[1:])))
-
-
-def _with_batch(x: tf.Tensor, dims: tuple[int, ...]) -> tf.Tensor:
-    """Reshape x to [B, *dims], where B may be unknown while tracing."""
-    return tf.reshape(x, tf.concat([tf.shape(x)[:1], dims], 0))
+        # The number of examples may be unknown while tracing.
+        return tf.reshape(inputs, tf.stack([tf.shape(inputs)[0], math.prod(inputs.shape[1:])]))

@@ -1,21 +1,21 @@
-"""Layers of sequences: embedding, positions, attention, a Transformer layer."""
+"""Layers of sequences: embedding (also in slices), positions, attention, a Transformer layer."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, composite
+from lingvo_gpipe.layers import base, checks, composite, slices
 from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.dense import Dense
-from lingvo_gpipe.layers.elementwise import Dropout, drop
+from lingvo_gpipe.layers.dense import Dense, Dropout, drop
+from lingvo_gpipe.layers.feed_forward import BlockParams
 from lingvo_gpipe.layers.normalization import LayerNorm
-from lingvo_gpipe.layers.sliced.feed_forward import BlockParams
 from lingvo_gpipe.nests import Nest, SpecNest
 
 # Standard deviation D^-1/2 for a table [V, D].
@@ -27,78 +27,152 @@ TABLE_INIT_ARGS: dict[str, Any] = {
 }
 
 
+class TableParams(Layer.Params):
+    """Fields of an embedding's table."""
+
+    vocabulary: int = hyperparams.required("Number of ids.")
+    units: int = hyperparams.required("Features of an id.")
+    scale: bool = hyperparams.field(False, "Multiplies by the square root of units.")
+    table_init: str = hyperparams.field(TABLE_INIT, "Name of a Keras initializer.")
+    table_init_args: dict[str, Any] = hyperparams.field(TABLE_INIT_ARGS, "Its arguments.")
+
+    def table(self, ids: SpecNest, rows: int) -> VariableSpec:
+        """Return the spec of the table of some ids, all that it reads are in.
+
+        Args:
+            ids: spec of the ids.
+            rows: rows of the table.
+
+        Raises:
+            LayerError: the ids are not integers, or the initializer does not fit.
+        """
+        checks.positive(self, vocabulary=self.vocabulary, units=self.units, rows=rows)
+        shape = checks.any_shape(self, ids, "[...]", "Read the field that holds the ids")
+        if not ids.dtype.is_integer:
+            raise errors.LayerError(
+                f"{base.describe(self)}: expected integer ids, got {ids.dtype.name} "
+                f"{list(shape)}. Read the field that holds the ids"
+            )
+        shapes = (self.vocabulary, self.units), (rows, self.units)
+        name, arguments = slices.initializer(self, self.table_init, self.table_init_args, shapes)
+        variable = self.policy.variable
+        return VariableSpec(
+            "table",
+            (rows, self.units),
+            variable,
+            base.initializer(name, **arguments),
+            compute=variable,
+            # Each id has its row in one slice, so the slices share out those of one table.
+            gradient_rows=-(-math.prod(shape) * rows // self.vocabulary),
+        )
+
+    def value_ranges(self) -> dict[str, base.ValueRange]:
+        """Return the range of the ids."""
+        return {self.reads[0]: base.ValueRange(self.vocabulary, "vocabulary")}
+
+    def scaled(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return rows of the table times √units, if `scale`."""
+        return rows * tf.constant(math.sqrt(self.units), rows.dtype) if self.scale else rows
+
+
 class Embedding(Layer):
     """ids: [...] integer in [0, vocabulary) → [..., units] in the compute dtype.
 
     Variable: table [vocabulary, units], which is read in the master dtype: the rows are cast, not
     the table, and gradients of a row that is read often are summed in the table's dtype. An id
     outside is refused before the step (`check_values`). FLOPs: 0.
+
+    In N slices it is the layers {name}_0, {name}_1, … (EmbeddingSlice), each with the rows of
+    consecutive ids. Initial values are distributed as those of one table.
     """
 
-    class Params(Layer.Params):
-        vocabulary: int = hyperparams.required("Number of ids.")
-        units: int = hyperparams.required("Features of an id.")
-        scale: bool = hyperparams.field(False, "Multiplies by the square root of units.")
-        table_init: str = hyperparams.field(TABLE_INIT, "Name of a Keras initializer.")
-        table_init_args: dict[str, Any] = hyperparams.field(TABLE_INIT_ARGS, "Its arguments.")
+    class Params(slices.SlicedParams, TableParams):
+        """Fields of a table, and its slices."""
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x",))
-            checks.positive(self, vocabulary=self.vocabulary, units=self.units)
-            shape = self.ids_shape(inputs[0])
-            policy = self.policy
-            table = VariableSpec(
-                "table",
-                (self.vocabulary, self.units),
-                policy.variable,
-                base.initializer(self.table_init, **self.table_init_args),
-                compute=policy.variable,
-                gradient_rows=math.prod(shape),
-            )
-            output = tf.TensorSpec((*shape, self.units), policy.compute)
+            table = self.table(inputs[0], self.vocabulary)
+            output = tf.TensorSpec((*inputs[0].shape, self.units), self.policy.compute)
             return Meta(output, (table,), activation_bytes=base.spec_bytes(output))
 
-        def ids_shape(self, ids: SpecNest) -> tuple[int, ...]:
-            """Return the shape of the ids.
-
-            Raises:
-                LayerError: they are not integers.
-            """
-            shape = checks.any_shape(self, ids, "[...]", "Read the field that holds the ids")
-            if not ids.dtype.is_integer:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: expected integer ids, got {ids.dtype.name} "
-                    f"{list(shape)}. Read the field that holds the ids"
+        def in_slices(self, layers: Sequence[Layer.Params]) -> tuple[EmbeddingSlice.Params, ...]:
+            """See `SlicedParams`; the last slice multiplies the sum by √units if `scale`."""
+            sizes, running = self.slice_sizes(), f"{self.name}_sum"
+            fields = slices.fields_of_slices(self, layers, self.reads[:1], running, self.writes)
+            parts = tuple(
+                EmbeddingSlice.Params(
+                    vocabulary=self.vocabulary,
+                    units=self.units,
+                    table_init=self.table_init,
+                    table_init_args=self.table_init_args,
+                    first=first,
+                    rows=size,
+                    **each,
                 )
-            return shape
-
-        def value_ranges(self) -> dict[str, base.ValueRange]:
-            """Return the range of the ids."""
-            return {self.reads[0]: base.ValueRange(self.vocabulary, "vocabulary")}
+                for first, size, each in zip(slices.firsts(sizes), sizes, fields, strict=True)
+            )
+            parts[-1].scale = self.scale
+            return parts
 
     params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del ctx
-        ids = checks.as_ids(inputs)
-        rows = precision.cast(tf.gather(theta["table"], ids), self.policy.compute)
-        if self.params.scale:
-            rows *= tf.constant(math.sqrt(self.params.units), rows.dtype)
-        return rows
+        rows = tf.gather(theta["table"], checks.as_ids(inputs))
+        return self.params.scaled(precision.cast(rows, self.policy.compute))
+
+
+class EmbeddingSlice(Layer):
+    """ids: [...] integer → [..., units] in the compute dtype: rows of its ids, zeros for others.
+
+    It adds a second name that it reads, sum: [..., units]. One id has its row in one slice, so the
+    sum is exact. With `scale` it multiplies the sum.
+
+    Variable: table [rows, units], read in the master dtype as that of an Embedding. FLOPs: 0.
+    """
+
+    class Params(TableParams):
+        first: int = hyperparams.required("The first id that it holds.")
+        rows: int = hyperparams.required("Number of ids that it holds.")
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            checks.arity(self, inputs, ("ids", "ids, sum"))
+            table, shape = self.table(inputs[0], self.rows), inputs[0].shape
+            output = tf.TensorSpec((*shape, self.units), self.policy.compute)
+            mask = tf.TensorSpec(shape, tf.bool)
+            return Meta(output, (table,), activation_bytes=base.spec_bytes([output, mask]))
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the ids of all slices, once."""
+            return {} if self.first else super().value_ranges()
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        del ctx
+        p = self.params
+        ids, *before = inputs if isinstance(inputs, tuple) else (inputs,)
+        is_inside, places = slices.inside(ids, p.first, p.rows)
+        rows = precision.cast(tf.gather(theta["table"], places), self.policy.compute)
+        rows = tf.where(is_inside[..., tf.newaxis], rows, tf.zeros([], rows.dtype))
+        for total in before:
+            rows += precision.cast(total, rows.dtype)
+        return p.scaled(rows)
 
 
 class PositionalEncoding(Layer):
     """x: [B, T, D] floating → [B, T, D] in the compute dtype: x + sin and cos of t.
 
-    Wavelengths go from 2π to 2π·max_wavelength. The first half of D are sines, the second cosines
+    Wavelengths go from 2π to 2π·10,000. The first half of D are sines, the second cosines
     (Lingvo's and tensor2tensor's order of Vaswani et al. 2017, section 3.5); an odd last feature
     gets 0. t counts from 0; a second name it reads, position: [B, T] integer, replaces it.
     FLOPs: 0.
     """
 
     class Params(Layer.Params):
-        max_wavelength: float = hyperparams.field(10000.0, "Of the slowest sine, in units of 2π.")
+        """Fields of every layer."""
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x", "x, position"))
@@ -122,7 +196,7 @@ class PositionalEncoding(Layer):
         x, *position = inputs if isinstance(inputs, tuple) else (inputs,)
         depth = x.shape[-1]
         half = depth // 2
-        slowest = math.log(self.params.max_wavelength)
+        slowest = math.log(10_000.0)
         rates = [math.exp(-slowest * i / max(half - 1, 1)) for i in range(half)]
         times = position[0] if position else tf.range(tf.shape(x)[1])[tf.newaxis]
         times = tf.cast(times, policy.variable)
@@ -367,7 +441,6 @@ class TransformerLayer(composite.Composite):
             return x
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            self.check_whole()
             checks.arity(self, inputs, ("x", "x, mask"))
             return super()._meta(*inputs)
 

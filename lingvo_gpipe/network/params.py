@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, composite
-from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.layers import slices as slicing
 
 # A nest of names (`nests.NameNest`); a text may write a name without quotes.
 _Names: TypeAlias = str | tuple[Any, ...] | list[Any] | dict[str, Any]
@@ -225,9 +225,9 @@ def _in_slices(params: PipelineParams, layers: list[base.Layer.Params]) -> list[
         for pattern in matching:
             unused.pop(pattern, None)
         number = params.slices[matching[0]] if matching else None
-        changed.append(layer if number is None else dividing.in_slices(layer, number))
+        changed.append(layer if number is None else slicing.in_slices(layer, number))
     for pattern in unused:
-        names = [layer.name for layer in layers if dividing.can_be_divided(layer)]
+        names = [layer.name for layer in layers if isinstance(layer, slicing.SlicedParams)]
         near = errors.nearest(pattern.strip("*"), names) or names[:3]
         raise errors.LayerError(
             f"slices: pattern {pattern!r} matches no layer; nearest of those that can be divided: "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.console import units
-from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.layers import slices
 from lingvo_gpipe.network import capacity, wired_layers
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.task import Task, groups_of
@@ -45,7 +45,10 @@ def advice(task: Task.Params, limit_bytes: int) -> str | None:
     groups = _groups(task.model, too_large)
     divided = {layer.name: (layer, parts) for layer, parts in network.divided(task.model)}
     whole = [
-        name for names in groups for name in names if not dividing.can_be_divided(divided[name][0])
+        name
+        for names in groups
+        for name in names
+        if not isinstance(divided[name][0], slices.SlicedParams)
     ]
     if whole:
         return (

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.input import Batches, Input, Reading
-from lingvo_gpipe.layers.objectives import heads
+from lingvo_gpipe.layers import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.groups import Groups

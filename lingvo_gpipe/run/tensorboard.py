@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.layers.objectives import heads
+from lingvo_gpipe.layers import heads
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.run import pictures
 from lingvo_gpipe.run.evaluation import Evaluation

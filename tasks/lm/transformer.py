@@ -13,8 +13,6 @@ def language_model(
     hidden: int = 8192,
     vocabulary: int = 32_000,
     dropout: float = 0.0,
-    vocabulary_slices: int | tuple[int, ...] = 1,
-    feed_forward_slices: int | tuple[int, ...] = 1,
 ) -> list[layers.Layer.Params]:
     """Return the layers of a decoder-only Transformer: L + 3, or L + 4 with dropout.
 
@@ -29,9 +27,6 @@ def language_model(
         hidden: hidden units of feed-forward parts.
         vocabulary: V.
         dropout: rate on embeddings and on each branch's output.
-        vocabulary_slices: number of equal slices of embedding and softmax, which are layers of
-            their own, or the size of each; 1: not sliced.
-        feed_forward_slices: the same of each feed-forward part's hidden units.
 
     Raises:
         LayerError: `num_layers` is less than 1.
@@ -41,15 +36,10 @@ def language_model(
     """
     if num_layers < 1:
         raise errors.LayerError(f"language_model: num_layers={num_layers}. Use 1 or more")
-    embedding: layers.Layer.Params = layers.Embedding.Params(vocabulary=vocabulary, units=units)
-    softmax: layers.Layer.Params = layers.SequenceSoftmax.Params(vocabulary=vocabulary)
-    if vocabulary_slices != 1:
-        embedding = layers.SlicedEmbedding.Params(
-            vocabulary=vocabulary, units=units, slices=vocabulary_slices
-        )
-        softmax = layers.SlicedSoftmax.Params(vocabulary=vocabulary, slices=vocabulary_slices)
     flat: list[layers.Layer.Params] = [
-        embedding.set(name="embedding", scale=True, reads=("target",)),
+        layers.Embedding.Params(
+            name="embedding", vocabulary=vocabulary, units=units, scale=True, reads=("target",)
+        ),
         layers.PositionalEncoding.Params(name="position"),
     ]
     if dropout:
@@ -62,8 +52,10 @@ def language_model(
             hidden=hidden,
             causal=True,
             dropout=dropout,
-            feed_forward_slices=feed_forward_slices,
         )
         for number in range(num_layers)
     ]
-    return [*flat, softmax.set(name="softmax", reads=("x", "label", "weight"))]
+    softmax = layers.SequenceSoftmax.Params(
+        name="softmax", vocabulary=vocabulary, reads=("x", "label", "weight")
+    )
+    return [*flat, softmax]

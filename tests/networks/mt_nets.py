@@ -158,9 +158,9 @@ def causal(length: int) -> Any:
 # --- rows with padding, shared transparent attention, softmax and target of one table -------------
 
 
-def shared_layers(num_layers: int = 2, **fields: Any) -> list[Any]:
-    """Return the layers of `translation`, other fields as `TranslationTransformer` does."""
-    return _layers(num_layers, tie="softmax", transparent="shared", **fields)
+def shared_layers(num_layers: int = 2) -> list[Any]:
+    """Return the layers of `translation`."""
+    return _layers(num_layers, tie="softmax", transparent="shared")
 
 
 def shared_reference(w: Any, field: Any, draw: Any) -> Sums:
@@ -211,9 +211,9 @@ SHARED = Net(
 # --- rows of several sentences, transparent attention per decoder layer, one table ----------------
 
 
-def packed_layers(**fields: Any) -> list[Any]:
-    """Return the layers of `packed_translation`, other fields as `TranslationTransformer` does."""
-    return _layers(2, tie="all", transparent="per_layer", packed=True, **fields)
+def packed_layers() -> list[Any]:
+    """Return the layers of `packed_translation`."""
+    return _layers(2, tie="all", transparent="per_layer", packed=True)
 
 
 def packed_reference(w: Any, field: Any, draw: Any) -> Sums:

@@ -17,7 +17,6 @@ from tests.networks.sameness_nets import LENGTHS, TIED, Net, Sums, cross_entropy
 VOCABULARY, UNITS = 11, 6
 CLIP, SMOOTHING = 0.4, 0.1  # some logits are larger
 UNEQUAL = (4, 1, 6)
-HIDDEN = (5, 2)
 
 
 def joined(w: dict[str, tf.Tensor], path: str, count: int) -> tf.Tensor:
@@ -32,9 +31,9 @@ def smoothed(logits: tf.Tensor, field: Any) -> tf.Tensor:
     return ((1 - SMOOTHING) * plain + SMOOTHING * spread) * field["real"]
 
 
-def _layers(embedding: Any, softmax: Any, *middle: Any, **fields: Any) -> list[Any]:
+def _layers(embedding: Any, softmax: Any, **fields: Any) -> list[Any]:
     return [
-        layers.SlicedEmbedding.Params(
+        layers.Embedding.Params(
             name="emb",
             vocabulary=VOCABULARY,
             units=UNITS,
@@ -45,8 +44,7 @@ def _layers(embedding: Any, softmax: Any, *middle: Any, **fields: Any) -> list[A
         layers.Dense.Params(name="d0", units=8, activation="tanh"),
         layers.Dropout.Params(name="drop", rate=0.25),
         layers.Dense.Params(name="d1", units=UNITS, activation="tanh"),
-        *middle,
-        layers.SlicedSoftmax.Params(
+        layers.SequenceSoftmax.Params(
             name="head",
             vocabulary=VOCABULARY,
             slices=softmax,
@@ -75,12 +73,6 @@ def _tied(w: Any, field: Any, draw: Any) -> Sums:
 
 def _unequal(w: Any, field: Any, draw: Any) -> Sums:
     x = _inner(w, joined(w, "emb/table", 3), field, draw)
-    hidden = [
-        dropped(tf.tanh(dense(w, f"ff_{n}/middle", x)), 0.2, draw(f"ff_{n}/dropout"))
-        for n in range(2)
-    ]
-    kernel = joined(w, "ff/output/kernel", 2)
-    x = tf.matmul(tf.concat(hidden, -1), kernel) + w["ff_0/output/bias"]
     logits = tf.matmul(x, joined(w, "head/kernel", 3), transpose_b=True)
     return _sums(tf.clip_by_value(logits + joined(w, "head/bias", 3), -CLIP, CLIP), field)
 
@@ -95,15 +87,7 @@ SLICED = Net(
 )
 UNEQUALLY = Net(
     "sliced_unequal",
-    lambda: _layers(
-        3,
-        UNEQUAL,
-        layers.SlicedFeedForward.Params(
-            name="ff", units=UNITS, hidden=7, slices=HIDDEN, activation="tanh", dropout=0.2
-        ),
-        logit_clip=CLIP,
-        top_k=2,
-    ),
+    lambda: _layers(3, UNEQUAL, logit_clip=CLIP, top_k=2),
     TIED.fields,
     _unequal,
     WEIGHTS,
@@ -127,23 +111,27 @@ def _shared(w: Any, field: Any, draw: Any) -> Sums:
     return mt_nets.shared_reference(w | whole, field, draw)
 
 
+def _everything(vocabulary: Any) -> dict[str, Any]:
+    """Return the slices of all layers that can be divided."""
+    tables = {"*_embedding": vocabulary, "softmax": vocabulary}
+    return {**tables, "*coder_?": mt_nets.FEED_FORWARD_SLICES}
+
+
 PACKED = Net(
     "sliced_packed_translation",
-    lambda: mt_nets.packed_layers(
-        vocabulary_slices=(4, 9), feed_forward_slices=mt_nets.FEED_FORWARD_SLICES
-    ),
+    mt_nets.packed_layers,
     lambda: {name: value[:ROWS] for name, value in mt_nets.packed().items()},
     _packed,
     {"loss": (1.0, float(sum(map(sum, mt_nets.TARGET_PARTS[:ROWS]))))},
+    options={"slices": _everything((4, 9))},
 )
 SHARED = Net(
     "sliced_translation",
-    lambda: mt_nets.shared_layers(
-        num_layers=1, vocabulary_slices=3, feed_forward_slices=mt_nets.FEED_FORWARD_SLICES
-    ),
+    lambda: mt_nets.shared_layers(num_layers=1),
     lambda: {name: value[:ROWS] for name, value in mt_nets.padded().items()},
     _shared,
     {"loss": (1.0, float(sum(mt_nets.TARGET_LENGTHS[:ROWS])))},
+    options={"slices": _everything(3)},
 )
 
 NETS = {n.name: n for n in (SLICED, UNEQUALLY, PACKED, SHARED)}

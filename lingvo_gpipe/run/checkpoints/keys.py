@@ -11,8 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from lingvo_gpipe import network, optim, packing
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.layers.sliced import dividing
+from lingvo_gpipe.layers import base, slices
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import PipelineParams, wired_layers
 
@@ -117,7 +116,7 @@ def parts(
         return {}
     whole_params = network.uncut(params)
     whole_params.set(
-        layers=[dividing.undivided(layer) for layer in whole_params.layers], slices={}, frozen=()
+        layers=[slices.whole(layer) for layer in whole_params.layers], slices={}, frozen=()
     )
     layer_of_whole = _layers_of_slices(whole_params)
     shapes = {

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers
 from lingvo_gpipe.layers import base, checks, composite
+from lingvo_gpipe.layers import heads as core_heads
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.objectives import heads as core_heads
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.image.model import operations
 
@@ -123,11 +123,11 @@ class CropSoftmax(layers.Softmax):
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         """See `Layer.fprop`."""
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        logits = super().fprop(theta, x, ctx)
+        logits = self.logits(theta, x, ctx)
         if labels:
             if not ctx.training and not _known_equal(logits, labels[0]):
                 logits = _averaged(logits, tf.shape(labels[0])[0])
-            core_heads.add_loss_and_metrics(self.params, ctx, logits, tuple(labels))
+            self.add_loss(logits, tuple(labels), ctx)
         return logits
 
 

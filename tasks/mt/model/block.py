@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base, checks, composite
-from lingvo_gpipe.layers.sliced.feed_forward import BlockParams
+from lingvo_gpipe.layers.feed_forward import BlockParams
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
@@ -73,10 +73,6 @@ class Block(core.Composite):
                 y = call(branch, y, *more)
                 x = call.add(x, call(f"{branch}_dropout", y))
             return x
-
-        def _meta(self, *inputs: SpecNest) -> core.Meta:
-            self.check_whole()
-            return super()._meta(*inputs)
 
         def _branch(self, branch: str) -> core.Layer.Params:
             return self._feed_forward() if branch == "feed_forward" else self._attention()

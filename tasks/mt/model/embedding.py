@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import base, checks, composite
+from lingvo_gpipe.layers import base, checks, composite, slices
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.sliced import embedding, slices
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.mt.model.incremental_layer import Cache
 
@@ -73,12 +72,9 @@ class TokenEmbedding(EmbeddingPositions):
     {name} (EmbeddingPositions) does the rest.
     """
 
-    class Params(EmbeddingPositions.Params):
+    class Params(slices.SlicedParams, EmbeddingPositions.Params):
         vocabulary: int = hyperparams.required("Number of ids.")
         units: int = hyperparams.required("Features of an id.")
-        slices: int | tuple[int, ...] = hyperparams.field(
-            1, "Number of equal slices of the table, or the size of each; 1: not sliced."
-        )
 
         def parts(self) -> dict[str, core.Layer.Params]:
             """See `Composite`."""
@@ -91,27 +87,24 @@ class TokenEmbedding(EmbeddingPositions):
             return super().flow(call, call("embedding", ids), *position)
 
         def _meta(self, *inputs: SpecNest) -> core.Meta:
-            slices.check_whole(self, self.slices)
             checks.arity(self, inputs, ("ids", "ids, position"))
             checks.any_shape(self, inputs[0], "[B, T]", "It reads ids of sentences")
             return super()._meta(*inputs)
 
-        def slice_sizes(self) -> tuple[int, ...]:
-            """Return the number of ids of each slice."""
-            return slices.sizes(self, self.slices, self.vocabulary, "vocabulary")
-
-        def consecutive(
-            self, layers: Sequence[core.Layer.Params] = ()
-        ) -> tuple[core.Layer.Params, ...]:
-            """See `Layer.Params`."""
-            if self.slices == 1:
-                return (self,)
-            sizes, total = self.slice_sizes(), f"{self.name}_sum"
-            table = self.parts()["embedding"].set(
-                name=self.name, reads=self.reads, **slices.shared_fields(self, 1.0)
+        def in_slices(self, layers: Sequence[core.Layer.Params]) -> tuple[core.Layer.Params, ...]:
+            """See `SlicedParams`."""
+            total = f"{self.name}_sum"
+            table = core.Embedding.Params(
+                name=self.name,
+                vocabulary=self.vocabulary,
+                units=self.units,
+                scale=True,
+                slices=self.slices,
+                reads=self.reads[:1],
+                writes=(total,),
+                **slices.shared_fields(self, 1.0),
             )
-            ties = slices.ties(self, sizes, layers)
-            of_slices = embedding.embedding_slices(table, sizes, [{}] * len(sizes), (total,))
+            ties = slices.ties(self, self.slice_sizes(), layers)
             last = EmbeddingPositions.Params(
                 name=self.name,
                 dropout=self.dropout,
@@ -119,7 +112,7 @@ class TokenEmbedding(EmbeddingPositions):
                 writes=self.writes,
                 **slices.shared_fields(self, 0.0),
             )
-            return (*map(_named_as_whole, of_slices, ties), last)
+            return (*map(_named_as_whole, table.in_slices(layers), ties), last)
 
         def value_ranges(self) -> dict[str, base.ValueRange]:
             """Return the range of the ids."""

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import hyperparams, precision
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers import base, checks, slices
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.sliced import slices
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.mt.model.block import Block
 from lingvo_gpipe.tasks.mt.model.mixture import compute_shares, shares_variable
@@ -78,14 +77,9 @@ class TransparentEncoderLayer(EncoderLayer):
                 activation_bytes=meta.activation_bytes + base.spec_bytes(state),
             )
 
-        def consecutive(
-            self, layers: Sequence[core.Layer.Params] = ()
-        ) -> tuple[core.Layer.Params, ...]:
+        def in_slices(self, layers: Sequence[core.Layer.Params]) -> tuple[core.Layer.Params, ...]:
             """See `BlockParams`; the sum and the shares go past the slices."""
-            parts = super().consecutive(layers)
-            if len(parts) == 1:
-                return parts
-            begin, *of_slices, end = parts
+            begin, *of_slices, end = super().in_slices(layers)
             state, *mix = self.writes
             if self.num_shares == 2:
                 mix = [f"{self.name}_mix", f"{self.name}_shares"]

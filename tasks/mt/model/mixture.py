@@ -8,7 +8,7 @@ from lingvo_gpipe import hyperparams, precision
 from lingvo_gpipe import layers as core
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.elementwise import drop
+from lingvo_gpipe.layers.dense import drop
 from lingvo_gpipe.nests import Nest, SpecNest
 
 

@@ -1,4 +1,4 @@
-"""The softmax of translation: clipped logits, metrics by language, whole or in slices."""
+"""The softmax of translation: metrics by language, whole or in slices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Self
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import hyperparams
 from lingvo_gpipe import layers as core
-from lingvo_gpipe.layers import base, checks
-from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.layers.objectives import heads
-from lingvo_gpipe.layers.sliced import slices, softmax
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.layers import base, checks, heads, sequence_softmax
+from lingvo_gpipe.nests import SpecNest
 
 
 class ByLanguageParams(heads.LabelledParams):
@@ -78,52 +75,25 @@ class ByLanguageParams(heads.LabelledParams):
 
 
 class TranslationSoftmax(core.SequenceSoftmax):
-    """`SequenceSoftmax` that clips logits in training and can also count by language.
+    """`SequenceSoftmax` that can also count by language.
 
     With `languages` it reads a fourth name: [B], each row's index into `languages`. The metrics
     language_log_perplexity and language_accuracy are vectors with an element for each language; NaN
     means that the language has no token.
 
-    In N slices it is N + 1 layers, as `layers.SlicedSoftmax`: {name}_0, {name}_1, …, and {name}
-    (TranslationLoss).
+    In N slices the last of its layers is a TranslationLoss.
     """
 
     class Params(ByLanguageParams, core.SequenceSoftmax.Params):
-        logit_clip: float | None = hyperparams.field(
-            None,
-            "Training clips logits to ± this value; beyond it they have no gradient. None: no "
-            "clipping.",
-        )
-        slices: int | tuple[int, ...] = hyperparams.field(
-            1, "Number of equal slices of the vocabulary, or the size of each; 1: not sliced."
-        )
+        """Fields of both."""
 
         def _meta(self, *inputs: SpecNest) -> core.Meta:
-            slices.check_whole(self, self.slices)
-            self._check_clip()
             meta = core.SequenceSoftmax.Params._meta(self, *inputs[:3])
             return self.with_languages(meta, inputs)
 
-        def slice_sizes(self) -> tuple[int, ...]:
-            """Return the number of ids of each slice."""
-            return slices.sizes(self, self.slices, self.vocabulary, "vocabulary")
-
-        def consecutive(
-            self, layers: Sequence[core.Layer.Params] = ()
-        ) -> tuple[core.Layer.Params, ...]:
-            """See `Layer.Params`."""
-            if self.slices == 1:
-                return (self,)
-            self._check_clip()
-            sizes, loss = self.slice_sizes(), TranslationLoss.Params
-            return softmax.softmax_slices(self, sizes, layers, loss, languages=self.languages)
-
-        def _check_clip(self) -> None:
-            if self.logit_clip is not None and self.logit_clip <= 0.0:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: logit_clip={self.logit_clip}. Use more than 0, such "
-                    "as 50, or None"
-                )
+        def loss_of_slices(self) -> TranslationLoss.Params:
+            """See `SequenceSoftmax`."""
+            return TranslationLoss.Params(languages=self.languages)
 
         def value_ranges(self) -> dict[str, base.ValueRange]:
             """Return the ranges of labels and languages."""
@@ -136,18 +106,13 @@ class TranslationSoftmax(core.SequenceSoftmax):
 
     params: Params
 
-    def fprop(self, theta: Theta, inputs: Nest, ctx: core.Context) -> Nest:
-        """See `Layer.fprop`."""
-        p = self.params
-        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        logits = super().fprop(theta, x, ctx)
-        if p.logit_clip is not None and ctx.training:
-            logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
-        if labels:
-            rows = heads.add_loss_and_metrics(p, ctx, logits, tuple(labels[:2]))
-            heads.add_log_perplexity(p, ctx, rows)
-            p.add_languages(rows, labels, ctx)
-        return logits
+    def add_loss(
+        self, logits: tf.Tensor, labels: tuple[tf.Tensor, ...], ctx: core.Context
+    ) -> heads.Rows:
+        """See `SoftmaxHead`."""
+        rows = super().add_loss(logits, labels[:2], ctx)
+        self.params.add_languages(rows, labels, ctx)
+        return rows
 
 
 class TranslationLoss(core.SlicedLoss):
@@ -167,7 +132,7 @@ class TranslationLoss(core.SlicedLoss):
     params: Params
 
     def add_loss(
-        self, sums: softmax.Sums, labels: tuple[tf.Tensor, ...], ctx: core.Context
+        self, sums: sequence_softmax.Sums, labels: tuple[tf.Tensor, ...], ctx: core.Context
     ) -> heads.Rows:
         """See `SlicedLoss`."""
         rows = super().add_loss(sums, labels[:2], ctx)

@@ -68,16 +68,6 @@ class TranslationTransformer(hyperparams.Params):
     label_smoothing: float = hyperparams.field(
         0.1, "Probability that is spread evenly over the vocabulary."
     )
-    vocabulary_slices: int | tuple[int, ...] = hyperparams.field(
-        1,
-        "Number of equal slices of each table and of the softmax, or the size of each; a slice is "
-        "a layer. 1: not sliced.",
-    )
-    feed_forward_slices: int | tuple[int, ...] = hyperparams.field(
-        1,
-        "Number of equal slices of each feed-forward part's hidden units, or the size of each; a "
-        "slice is a layer. 1: not sliced.",
-    )
     languages: tuple[str, ...] = hyperparams.field(
         (),
         "Names by which loss and accuracy are also counted separately; the field `language` [B] "
@@ -87,8 +77,6 @@ class TranslationTransformer(hyperparams.Params):
 
 def translation_transformer(params: TranslationTransformer) -> list[core.Layer.Params]:
     """Return the Params of the layers of T(L, H, A): 2L + 5, or 2L + 4 with `per_layer`.
-
-    Params of sliced layers stand for several layers (`Layer.Params.consecutive`).
 
     source: [B, S] ids, target and label: [B, T] ids, 0 is padding; weight: [B, T] → logits
     [B, T, V]. No position attends to padding. `weight` decides which labels count.
@@ -113,7 +101,6 @@ def translation_transformer(params: TranslationTransformer) -> list[core.Layer.P
         vocabulary=p.vocabulary,
         label_smoothing=p.label_smoothing,
         logit_clip=p.logit_clip,
-        slices=p.vocabulary_slices,
         reads=("decoder_norm", "label", "weight"),
         writes=("softmax",),
     )
@@ -163,7 +150,6 @@ def _embedding(params: TranslationTransformer, text: str) -> TokenEmbedding.Para
         vocabulary=params.vocabulary,
         units=params.units,
         dropout=params.dropout,
-        slices=params.vocabulary_slices,
         reads=(text, f"{text}_position") if params.packed else (text,),
         writes=(f"{text}_embedding",),
     )
@@ -182,7 +168,6 @@ def _with_sizes(layer: _BlockParams, params: TranslationTransformer) -> _BlockPa
         relu_dropout=params.relu_dropout,
         ff_init_scale=(2 * params.num_layers) ** -0.5 if scale is None else scale,
         packed=params.packed,
-        feed_forward_slices=params.feed_forward_slices,
     )
 
 

@@ -52,8 +52,6 @@ def table(size: int) -> Any:
     ("block", "setting"),
     [
         (layers.Sequential.Params(layers=[table(5), layers.Dropout.Params(rate=0.1)]), "table5."),
-        (layers.Parallel.Params(branches=[table(9), table(5), table(7)]), "table5."),
-        (layers.Residual.Params(body=[table(5)], shortcut=[table(9)]), "body.table5."),
         (layers.Sequential.Params(layers=[layers.Sequential.Params(layers=[table(5)])]), "table5."),
     ],
     ids=lambda value: type(value).__qualname__,

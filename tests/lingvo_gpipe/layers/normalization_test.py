@@ -90,25 +90,3 @@ def test_a_broken_gradient_of_layer_norm_is_found(
     monkeypatch.setattr(tf.math if where == "rsqrt" else tf, where, broken)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         _assert_near(_gradients(_ours, values), expected, 1e-12)
-
-
-@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e30])
-def test_what_a_mask_leaves_out_changes_no_statistic_and_no_gradient(padding: float) -> None:
-    values, mask = _values((6, 5, 4), tf.float32), np.random.default_rng(1).random((6, 5)) > 0.4
-    params = layers.BatchNorm.Params(reads=("x", "mask"))
-    state = {"moving_mean": tf.zeros([4]), "moving_variance": tf.ones([4])}
-    found = []
-    for filled in (0.0, padding):
-        values["x"] = tf.where(mask[..., np.newaxis], values["x"], filled)
-        ctx = keras_runs.context(state=state, training=True)
-        with tf.GradientTape() as tape:
-            tape.watch(values)
-            theta = {name: values[name] for name in ("gamma", "beta")}
-            y = params.instantiate().fprop(theta, (values["x"], tf.constant(mask)), ctx)
-            valid = tf.boolean_mask(y, mask)
-            total = tf.reduce_sum(tf.sin(valid) * tf.reshape(tf.range(4.0), (1, 4)))
-        gradients = tape.gradient(total, values)
-        found.append((ctx.collected.moments, valid, gradients))
-    tf.nest.map_structure(np.testing.assert_array_equal, *found)
-    assert np.all(np.isfinite(found[1][2]["x"]))
-    np.testing.assert_array_equal(tf.boolean_mask(found[1][2]["x"], ~mask), 0.0)

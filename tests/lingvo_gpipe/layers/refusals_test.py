@@ -83,12 +83,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Conv2D.Params(filters=3),
             [FLAT],
-            "Conv2D: expected [B, H, W, C] with known dimensions, got shape (4, 6). Put a Reshape",
-        ),
-        (
-            layers.Conv2D.Params(filters=3, kernel_size=5, dilation=2, padding="valid"),
-            [X],
-            "Conv2D: a window of 5x5 with dilation (2, 2) does not fit into [H, W] = [8, 8]",
+            "Conv2D: expected [B, H, W, C] with known dimensions, got shape (4, 6). Set its field",
         ),
         (
             layers.MaxPool2D.Params(pool_size=9),
@@ -97,29 +92,9 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             "Use padding='same'",
         ),
         (
-            layers.Conv2D.Params(filters=3, strides=2, dilation=2),
+            layers.SeparableConv2D.Params(filters=3, strides=(1, 2)),
             [X],
-            "Conv2D: dilation (2, 2) together with strides (2, 2)",
-        ),
-        (
-            layers.Conv2D.Params(filters=4, groups=2),
-            [X],
-            "Conv2D: 2 groups do not divide both 3 input channels and 4 filters",
-        ),
-        (
-            layers.DepthwiseConv2D.Params(strides=(1, 2)),
-            [X],
-            "DepthwiseConv2D: strides (1, 2), but TensorFlow's depthwise convolution steps equally",
-        ),
-        (
-            layers.GroupNorm.Params(groups=2),
-            [X],
-            "GroupNorm: 2 groups do not divide 3 channels. Choose a divisor",
-        ),
-        (
-            layers.BatchNorm.Params(reads=("x", "mask")),
-            [TOKENS, tf.TensorSpec((4, 5), tf.bool)],
-            "BatchNorm: mask of shape [4, 5], expected [4, 6] for x of shape [4, 6, 8]",
+            "SeparableConv2D: strides (1, 2), but TensorFlow's depthwise convolution steps equally",
         ),
         (
             layers.BatchNorm.Params(momentum=1.0),
@@ -132,25 +107,9 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             "Dropout: field rate is 1.0, expected 0 <= rate < 1",
         ),
         (
-            layers.Dropout.Params(rate=0.5, noise_shape=(None, 1)),
-            [X],
-            "Dropout: noise_shape (None, 1) does not fit x of shape [4, 8, 8, 3]. Give 1 or None "
-            "for each of its 4 axes",
-        ),
-        (
             layers.Embedding.Params(vocabulary=5, units=2),
             [FLAT],
             "Embedding: expected integer ids, got float32 [4, 6]. Read the field that holds the",
-        ),
-        (
-            layers.Reshape.Params(shape=(-1, 5)),
-            [X],
-            "Reshape: shape [-1, 5] does not hold the 192 elements of [8, 8, 3]. Let their",
-        ),
-        (
-            layers.Rename.Params(reads=("a", "b"), writes=("c",)),
-            [FLAT, FLAT],
-            "Rename: reads ('a', 'b'), writes ('c',). Give one name to write for each",
         ),
         (
             layers.Add.Params(reads=("a", "b")),
@@ -219,11 +178,6 @@ TOKENS = tf.TensorSpec((4, 6, 8))
             layers.Residual.Params(body=[layers.Dense.Params(units=5)]),
             [FLAT],
             "Residual: shapes [[4, 6], [4, 5]] cannot be added. Project",
-        ),
-        (
-            layers.Parallel.Params(branches=[]),
-            [FLAT],
-            "Parallel: has no branches. Give at least one",
         ),
     ],
 )

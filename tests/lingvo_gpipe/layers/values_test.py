@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers
-from lingvo_gpipe.layers.objectives.heads import weight_by
+from lingvo_gpipe.layers.heads import weight_by
 from tests.cases import layer_cases
 from tests.cases.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
 
@@ -57,31 +57,9 @@ PAIRS = (
         (IMAGE,),
     ),
     Pair(
-        "conv_dilated",
-        lambda: layers.Conv2D.Params(filters=5, kernel_size=3, dilation=2, use_bias=False),
-        lambda: K.Conv2D(5, 3, dilation_rate=2, padding="same", use_bias=False, dtype=DTYPE),
-        (IMAGE,),
-    ),
-    Pair(
-        "conv_grouped",
-        lambda: layers.Conv2D.Params(filters=6, kernel_size=3, groups=2, strides=(1, 2)),
-        lambda: K.Conv2D(6, 3, groups=2, strides=(1, 2), padding="same", dtype=DTYPE),
-        (IMAGE,),
-    ),
-    Pair(
-        "depthwise_conv",
-        lambda: layers.DepthwiseConv2D.Params(strides=2, depth_multiplier=2),
-        lambda: K.DepthwiseConv2D(3, strides=2, padding="same", depth_multiplier=2, dtype=DTYPE),
-        (IMAGE,),
-    ),
-    Pair(
         "separable_conv",
-        lambda: layers.SeparableConv2D.Params(
-            filters=5, kernel_size=5, depth_multiplier=2, activation="relu"
-        ),
-        lambda: K.SeparableConv2D(
-            5, 5, padding="same", depth_multiplier=2, activation="relu", dtype=DTYPE
-        ),
+        lambda: layers.SeparableConv2D.Params(filters=5, kernel_size=5, activation="relu"),
+        lambda: K.SeparableConv2D(5, 5, padding="same", activation="relu", dtype=DTYPE),
         (IMAGE,),
     ),
     *(
@@ -104,22 +82,10 @@ PAIRS = (
         (IMAGE,),
     ),
     Pair(
-        "global_max_pool",
-        lambda: layers.GlobalPool2D.Params(kind="max", keep_sides=True),
-        lambda: K.GlobalMaxPooling2D(keepdims=True, dtype=DTYPE),
-        (IMAGE,),
-    ),
-    Pair(
         "layer_norm",
         lambda: layers.LayerNorm.Params(epsilon=1e-3),
         lambda: K.LayerNormalization(epsilon=1e-3, dtype=DTYPE),
         (SEQUENCE,),
-    ),
-    Pair(
-        "group_norm",
-        lambda: layers.GroupNorm.Params(groups=2),
-        lambda: K.GroupNormalization(groups=2, dtype=DTYPE),
-        (IMAGE,),
     ),
     Pair(
         "embedding",
@@ -156,25 +122,18 @@ PAIRS = (
         lambda: _Training(K.BatchNormalization(momentum=0.8, dtype=DTYPE)),
         (IMAGE,),
     ),
-    Pair(
-        "batch_norm_masked",
-        lambda: layers.BatchNorm.Params(reads=("x", "mask")),
-        lambda: _Training(K.BatchNormalization(dtype=DTYPE)),
-        (SEQUENCE, tf.TensorSpec((3, 5), tf.bool)),
-        tolerance=2e-6,
-    ),
 )
 
 
 class _Training(keras.Layer):
-    """A Keras layer called with training=True and a mask, if there is one."""
+    """A Keras layer called with training=True."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(dtype=DTYPE)
         self.inner = inner
 
-    def call(self, x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-        return self.inner(x, training=True, mask=mask)
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.inner(x, training=True)
 
 
 class _KerasAttention(keras.Layer):
@@ -317,14 +276,10 @@ def test_moments_are_sums_around_the_moving_mean() -> None:
 
 
 def test_a_batch_norm_that_counted_nothing_moves_nothing() -> None:
-    params = layers.BatchNorm.Params(reads=("x", "mask"))
-    specs = (SEQUENCE, tf.TensorSpec((3, 5), tf.bool))
-    theta, state = layer_cases.create_variables(layer_cases.meta_of(params, *specs))
-    ctx = layer_cases.context(state)
-    layer = params.instantiate()
-    x = tf.fill((3, 5, 8), float("nan"))
-    layer.run(theta, (tf.zeros_like(x), tf.zeros((3, 5), tf.bool)), ctx)
-    new = layer.merge_moments(state, ctx.collected.moments["net"])
+    _, layer, _, state = batch_norm()
+    nothing = {"count": tf.zeros([], tf.float64)}
+    nothing |= {name: tf.zeros([4], tf.float64) for name in ("sum", "sum_of_squares")}
+    new = layer.merge_moments(state, nothing)
     np.testing.assert_array_equal(new["moving_mean"], state["moving_mean"])
     np.testing.assert_array_equal(new["moving_variance"], state["moving_variance"])
 
@@ -358,27 +313,13 @@ def dense(theta: Any, x: Any) -> Any:
 def test_compositions_by_hand() -> None:
     x = layer_cases.draw([tf.TensorSpec((4, 6), tf.float64)])[0]
     wide, back = layers.Dense.Params(units=5, activation="relu"), layers.Dense.Params(units=6)
-    narrow = layers.Dense.Params(units=3)
 
     output, _, theta = run_double(layers.Sequential.Params(layers=[wide, back]), x)
     np.testing.assert_allclose(
         output, dense(theta["dense_1"], tf.nn.relu(dense(theta["dense"], x)))
     )
-
-    output, _, theta = run_double(layers.Residual.Params(body=[back], activation="tanh"), x)
-    np.testing.assert_allclose(output, tf.tanh(x + dense(theta["body"]["dense"], x)))
-
-    output, _, theta = run_double(layers.Residual.Params(body=[narrow], shortcut=[narrow]), x)
-    body, shortcut = (dense(theta[part]["dense"], x) for part in ("body", "shortcut"))
-    np.testing.assert_allclose(output, body + shortcut)
-
-    branches: list[layers.Layer.Params] = [narrow, narrow.copy().set(name="right")]
-    output, _, theta = run_double(layers.Parallel.Params(branches=branches), x)
-    left, right = dense(theta["dense"], x), dense(theta["right"], x)
-    np.testing.assert_allclose(output, left + right)
-    output, _, theta = run_double(layers.Parallel.Params(branches=branches, merge="concat"), x)
-    left, right = dense(theta["dense"], x), dense(theta["right"], x)
-    np.testing.assert_allclose(output, tf.concat([left, right], 1))
+    output, _, theta = run_double(layers.Residual.Params(body=[back]), x)
+    np.testing.assert_allclose(output, x + dense(theta["body"]["dense"], x))
 
 
 def test_a_transformer_layer_is_two_pre_norm_branches() -> None:
@@ -402,7 +343,7 @@ def test_joins_keep_the_order_of_names() -> None:
     np.testing.assert_array_equal(joined, tf.concat([a, b], 1))
     total, _, _ = run_double(layers.Add.Params(reads=("a", "b")), a, b)
     np.testing.assert_array_equal(total, a + b)
-    renamed, _, _ = run_double(layers.Rename.Params(reads=("a", "b"), writes=("c", "d")), a, b)
+    renamed, _, _ = run_double(layers.Identity.Params(reads=("a", "b"), writes=("c", "d")), a, b)
     assert renamed[0] is a
     assert renamed[1] is b
 
@@ -447,13 +388,6 @@ def test_dropout_is_even_in_bfloat16_too() -> None:
     dropped = layer.run({}, tf.ones((400, 500), tf.bfloat16), layer_cases.context())
     # Drawn in bfloat16, 13 of 128 numbers lie below 0.1.
     assert abs(np.mean(np.asarray(dropped, np.float32) == 0) - 0.1) < 0.001
-
-
-def test_dropout_by_noise_shape_drops_whole_examples() -> None:
-    layer = layers.Dropout.Params(rate=0.5, noise_shape=(None, 1, 1)).instantiate()
-    dropped = layer.run({}, tf.ones((40, 3, 2)), layer_cases.context()).numpy()
-    sums = dropped.sum((1, 2))
-    assert set(sums) == {0.0, 12.0}
 
 
 def test_positional_encoding_by_hand() -> None:
@@ -563,16 +497,14 @@ def test_mean_squared_error_is_keras_own() -> None:
     np.testing.assert_allclose(collected["losses"]["loss"] / weight, expected, rtol=1e-7)
 
 
-def test_auxiliary_losses_by_hand() -> None:
+def test_an_auxiliary_loss_by_hand() -> None:
     x = tf.constant([[1.0, -3.0], [0.0, 2.0], [1.0, 1.0]])
-    for kind, expected in (("l2", (10 + 4 + 2) / 2), ("l1", (4 + 2 + 2) / 2)):
-        params = layers.AuxiliaryLoss.Params(loss_name="small", coefficient=0.5)
-        params.set(kind=kind)
-        same, collected, meta = softmax_run(params, x)
-        np.testing.assert_array_equal(same, x)
-        np.testing.assert_allclose(collected["losses"]["small"], expected)
-        assert meta.losses[0].coefficient == 0.5
-        assert meta.losses[0].weight({"label": tf.zeros((3, 9))}) == 3
+    params = layers.AuxiliaryLoss.Params(loss_name="small", coefficient=0.5)
+    same, collected, meta = softmax_run(params, x)
+    np.testing.assert_array_equal(same, x)
+    np.testing.assert_allclose(collected["losses"]["small"], (10 + 4 + 2) / 2)
+    assert meta.losses[0].coefficient == 0.5
+    assert meta.losses[0].weight({"label": tf.zeros((3, 9))}) == 3
 
 
 def test_a_loss_weighted_by_no_field_says_so() -> None:

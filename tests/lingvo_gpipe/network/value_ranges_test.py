@@ -90,7 +90,7 @@ def test_rows_of_parts_are_counted_through(
 def test_only_fields_have_ranges() -> None:
     """A label that a layer computes is not looked at."""
     head = layers.Softmax.Params(name="head", classes=3)
-    shift = layers.Reshape.Params(name="same", shape=(), reads=("label",), writes=("label",))
+    shift = layers.Identity.Params(name="same", reads=("label",), writes=("label",))
     specs = {"x": tf.TensorSpec([4, 2]), "label": tf.TensorSpec([4], tf.int32)}
     wrong = {"x": np.zeros([4, 2]), "label": np.array([0, 1, 2, 3])}
     network.analyze(pipelining.PipeliningLayer.Params(layers=[shift, head]), specs).check_values(

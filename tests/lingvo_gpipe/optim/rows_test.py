@@ -378,10 +378,10 @@ def test_a_table_that_two_embeddings_share_is_lazy() -> None:
 
 def sliced_net(**more: Any) -> list[Any]:
     return [
-        layers.SlicedEmbedding.Params(
+        layers.Embedding.Params(
             name="emb", vocabulary=9, units=4, slices=2, reads=("ids",), writes=("x",)
         ),
-        layers.SlicedSoftmax.Params(
+        layers.SequenceSoftmax.Params(
             name="head", vocabulary=9, slices=2, reads=("x", "label"), **more
         ),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import layers
 from lingvo_gpipe.input import Batch
+from lingvo_gpipe.keras_layers import from_keras
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.run import eval_mode, evaluation, loop
 from lingvo_gpipe.run.examples import Examples, ranks
@@ -200,7 +202,7 @@ def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> N
         params.model.layers = [dense.set(writes=("y",)), head]
         params.model.outputs = ("x", "y")
     elif case == "tokens":
-        reshape = layers.Reshape.Params(name="r", shape=(2, 2), reads=("point",))
+        reshape = from_keras(keras.layers.Reshape([2, 2])).set(name="r", reads=("point",))
         params.model.layers = [reshape, head.set(reads=("x", "label"))]
         batch["label"] = tf.zeros([8, 2], tf.int32)
     else:

@@ -431,7 +431,7 @@ def test_layers_that_no_output_needs_are_left_out() -> None:
 
 def test_a_value_that_is_read_only_in_training_is_not_a_fault() -> None:
     flat = [
-        layers.Rename.Params(name="two", reads=("image", "image"), writes=("x", "aside")),
+        layers.Identity.Params(name="two", reads=("image", "image"), writes=("x", "aside")),
         layers.Flatten.Params(name="flat"),
         layers.KerasMetric.Params(metric="Mean", reads=("aside", "label"), writes=("aside",)),
         layers.Softmax.Params(name="head", classes=10),

@@ -188,11 +188,9 @@ def table(
 ) -> pipelining.PipeliningLayer:
     params = pipelining.PipeliningLayer.Params(
         layers=[
-            layers.SlicedEmbedding.Params(
+            layers.Embedding.Params(
                 name="embedding", vocabulary=vocabulary, units=3, slices=slices
-            )
-            if slices != 1
-            else layers.Embedding.Params(name="embedding", vocabulary=vocabulary, units=3),
+            ),
             layers.SequenceSoftmax.Params(name="head", vocabulary=5, reads=("x", "label")),
         ],
         num_micro_batches=4,

@@ -57,8 +57,9 @@ def test_a_vocabulary_in_slices_is_the_same_model() -> None:
     batch = {"target": target, "label": target, "weight": tf.ones((2, 5))}
     found = []
     for slices in (1, 3):
-        layers = transformer.language_model(1, **sizes, vocabulary_slices=slices)
-        pipe = pipelining.PipeliningLayer.Params(layers=layers).instantiate()
+        layers = transformer.language_model(1, **sizes)
+        by_name = {"embedding": slices, "softmax": slices}
+        pipe = pipelining.PipeliningLayer.Params(layers=layers, slices=by_name).instantiate()
         pipe.build(batch)
         for variable in pipe.by_path.values():  # rows are equal, wherever they are cut
             row = tf.sin(tf.range(1.0, 1.0 + variable.shape[-1]))
@@ -72,11 +73,11 @@ def test_a_vocabulary_in_slices_is_the_same_model() -> None:
 
 
 def test_everything_in_slices_has_the_parameters_of_the_whole_model() -> None:
-    layers = transformer.language_model(
-        3, vocabulary_slices=8, feed_forward_slices=(4096, 2048, 2048)
-    )
     params = pipelining.PipeliningLayer.Params(
-        layers=layers, num_partitions=16, num_micro_batches=32
+        layers=transformer.language_model(3),
+        slices={"embedding": 8, "softmax": 8, "layer_*": (4096, 2048, 2048)},
+        num_partitions=16,
+        num_micro_batches=32,
     )
     text = describe.describe_network(params, FIELDS)
     assert f"parameters: {COUNTS[3]}" in text.splitlines()

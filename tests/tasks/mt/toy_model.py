@@ -26,10 +26,12 @@ def transformer_layers(
     )
 
 
-def params(**settings: Any) -> Any:
-    """Return the model's params."""
+def params(slices: Any = None, **settings: Any) -> Any:
+    """Return the model's params, with the network's field `slices`."""
     flat = transformer_layers(2, 10, 3, V, units=6, head_dim=4, **settings)
-    return pipelining.PipeliningLayer.Params(layers=flat, dtype="float64", seed=4)
+    return pipelining.PipeliningLayer.Params(
+        layers=flat, slices=slices or {}, dtype="float64", seed=4
+    )
 
 
 def disturb(by_path: dict[str, tf.Variable], spread: float = 0.3) -> None:

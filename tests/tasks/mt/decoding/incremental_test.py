@@ -75,8 +75,8 @@ def test_slices_compute_the_logits_of_the_whole_model() -> None:
     """On one device, where joining them sends nothing."""
     settings: dict[str, Any] = {"tie": "all", "transparent": "shared"}
     whole = built_from(params(**settings))
-    slices = {"vocabulary_slices": (2, 8, 1), "feed_forward_slices": 3}
-    sliced = in_slices(whole, params(**settings, **slices))
+    slices = {"*_embedding": (2, 8, 1), "softmax": (2, 8, 1), "*coder_?": 3}
+    sliced = in_slices(whole, params(slices, **settings))
     logits = []
     for pipe in (whole, sliced):
         decoder = incremental.Incremental(pipe.analysis, LENGTH)

@@ -132,7 +132,8 @@ def test_slices_in_cells_translate_as_the_whole_model(
     params = one_shape(beam)
     given, wanted = sources(14), by_beam[beam]
     assert len({tuple(row) for row in wanted}) > 2
-    flat = toy_model.params(tie="all", vocabulary_slices=slices, feed_forward_slices=(4, 6))
+    by_name = {"*_embedding": slices, "softmax": slices, "*coder_?": (4, 6)}
+    flat = toy_model.params(by_name, tie="all")
     flat.set(num_partitions=4, cuts=None)
     pipe = toy_model.in_slices(whole, flat)
     assert plain(pipe, given, params.search) == wanted

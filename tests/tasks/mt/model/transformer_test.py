@@ -50,8 +50,8 @@ def model(layers: list[Any], **settings: Any) -> Any:
     return pipelining.PipeliningLayer.Params(layers=layers, **settings)
 
 
-def parameters(layers: list[Any]) -> int:
-    return describe.counts(network.analyze(model(layers), fields())).parameters
+def parameters(layers: list[Any], **settings: Any) -> int:
+    return describe.counts(network.analyze(model(layers, **settings), fields())).parameters
 
 
 @pytest.mark.parametrize("size", COUNTS, ids=str)
@@ -168,23 +168,21 @@ def test_the_languages_of_the_data_are_counted_apart() -> None:
 @pytest.mark.parametrize("tie", TIES)
 @pytest.mark.parametrize("slices", [3, (20, 30)], ids=str)
 def test_slices_of_the_vocabulary_hold_the_same_parameters(slices: Any, tie: Any) -> None:
-    whole = transformer_layers(1, 32, 2, 50, tie=tie)
-    sliced = transformer_layers(1, 32, 2, 50, tie=tie, vocabulary_slices=slices)
-    assert [params.name for params in sliced] == [params.name for params in whole]
-    assert parameters(sliced) == parameters(whole)
+    flat = transformer_layers(1, 32, 2, 50, tie=tie)
+    by_name = {"*_embedding": slices, "softmax": slices}
+    assert parameters(flat, slices=by_name) == parameters(flat)
     count = slices if isinstance(slices, int) else len(slices)
-    assert len(network.layer_params(model(sliced))) == len(whole) + 3 * count
-    transformer.set_vocabulary(sliced, 70)
+    assert len(network.layer_params(model(flat, slices=by_name))) == len(flat) + 3 * count
+    transformer.set_vocabulary(flat, 70)
     if isinstance(slices, int):
-        transformer.set_vocabulary(whole, 70)
-        assert parameters(sliced) == parameters(whole)
+        assert parameters(flat, slices=by_name) == parameters(flat)
     else:
         text = (
             "source_embedding (TokenEmbedding): slices (20, 30) add up to 50, but vocabulary=70. "
             "Change a size, or set slices=2 for equal ones"
         )
         with pytest.raises(errors.LayerError) as caught:
-            parameters(sliced)
+            parameters(flat, slices=by_name)
         assert str(caught.value) == text
 
 
@@ -198,7 +196,8 @@ def test_a_model_in_slices_has_the_metrics_of_the_whole_one(settings: Any) -> No
     whole = toy_model.params(**settings).instantiate()
     whole.build(batch)
     toy_model.disturb(whole.by_path)
-    sliced = toy_model.in_slices(whole, toy_model.params(**settings, vocabulary_slices=4), batch)
+    slices = {"*_embedding": 4, "softmax": 4}
+    sliced = toy_model.in_slices(whole, toy_model.params(slices, **settings), batch)
     one, other = (pipe.evaluate(batch) for pipe in (whole, sliced))
     assert set(one.sums) == set(other.sums) >= {"language_accuracy", "language_log_perplexity"}
     for found, wanted in zip(
@@ -211,12 +210,10 @@ def test_a_model_in_slices_has_the_metrics_of_the_whole_one(settings: Any) -> No
 
 @pytest.mark.parametrize("transparent", [None, "shared", "per_layer"])
 def test_slices_of_feed_forward_parts_hold_the_same_parameters(transparent: Any) -> None:
-    whole = transformer_layers(2, 32, 2, 50, transparent=transparent, packed=True)
-    sliced = transformer_layers(
-        2, 32, 2, 50, transparent=transparent, packed=True, feed_forward_slices=(10, 22)
-    )
-    assert parameters(sliced) == parameters(whole)
-    assert len(network.layer_params(model(sliced))) == len(whole) + 4 * 3
+    flat = transformer_layers(2, 32, 2, 50, transparent=transparent, packed=True)
+    slices = {"*coder_?": (10, 22)}
+    assert parameters(flat, slices=slices) == parameters(flat)
+    assert len(network.layer_params(model(flat, slices=slices))) == len(flat) + 4 * 3
 
 
 def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:

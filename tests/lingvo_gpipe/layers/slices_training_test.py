@@ -28,7 +28,6 @@ class InSlices(registry.Model):
             average=optim.Average.Params(decay=0.9),
         )
         task.model.layers[2].dropout = 0.2
-        task.model.layers[3].dropout = 0.2
         task.model.set(num_partitions=2, num_replicas=2, schedule="1f1b")
         return task
 """

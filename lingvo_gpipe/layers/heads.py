@@ -16,8 +16,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense, sequence
-from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, Theta, VariableSpec
+from lingvo_gpipe.layers import base, checks, dense
+from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
@@ -244,27 +244,6 @@ def flat_labels(labels: tuple[tf.Tensor, ...], dtype: tf.DType) -> tuple[tf.Tens
     return tf.where(weights == 0, tf.zeros_like(label), label), weights
 
 
-def add_loss_and_metrics(
-    params: LabelledParams, ctx: Context, logits: tf.Tensor, labels: tuple[tf.Tensor, ...]
-) -> Rows:
-    """Add loss and metrics of logits to the context; return those of each label.
-
-    Args:
-        params: params of the head.
-        ctx: to which they are added.
-        logits: [..., C].
-        labels: (label,) or (label, weights), each [...].
-    """
-    logits = tf.reshape(logits, (-1, logits.shape[-1]))
-    label, weights = flat_labels(labels, logits.dtype)
-    scores = Scores(
-        *cross_entropy(logits, label, params.label_smoothing),
-        tf.argmax(logits, -1, label.dtype),
-        _among_best(logits, label, params.top_k) if params.top_k else None,
-    )
-    return add_scores(params, ctx, scores, (label, weights), logits.shape[-1])
-
-
 def add_scores(
     params: LabelledParams,
     ctx: Context,
@@ -288,22 +267,19 @@ def add_scores(
         return tf.reduce_sum(tf.cast(value, weights.dtype) * weights)
 
     ctx.add_loss(params.loss_name, weighted(scores.smoothed))
-    hits = {"accuracy": tf.cast(tf.equal(scores.best, label), weights.dtype)}
-    if scores.among_best is not None:
-        hits[f"top{params.top_k}"] = scores.among_best
-    for name, hit in hits.items():
-        ctx.add_sum(params.metric_prefix + name, {"total": weighted(hit), "weight": total})
+    accuracy = tf.cast(tf.equal(scores.best, label), weights.dtype)
+    values = {
+        "accuracy": accuracy,
+        f"top{params.top_k}": scores.among_best,
+        "log_perplexity": scores.plain,
+    }
+    for name in params.metric_names():
+        sums = {"total": weighted(values[name]), "weight": total}
+        ctx.add_sum(params.metric_prefix + name, sums)
     if params.confusion and not ctx.training:
         counts = _confusion(label, scores.best, weights, classes)
         ctx.add_sum(params.metric_prefix + CONFUSION, counts)
-    return Rows(scores.plain, hits["accuracy"], weights)
-
-
-def add_log_perplexity(params: LabelledParams, ctx: Context, rows: Rows) -> None:
-    """Add the metric log_perplexity from the result of `add_loss_and_metrics`."""
-    total = tf.reduce_sum(rows.log_perplexity * rows.weight)
-    sums = {"total": total, "weight": tf.reduce_sum(rows.weight)}
-    ctx.add_sum(f"{params.metric_prefix}log_perplexity", sums)
+    return Rows(scores.plain, accuracy, weights)
 
 
 def probabilities(logits: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -311,59 +287,97 @@ def probabilities(logits: tf.Tensor) -> dict[str, tf.Tensor]:
     return {"probabilities": tf.nn.softmax(logits)}
 
 
+def project(
+    params: dense.KernelParams, theta: Theta, x: tf.Tensor, *, transposed: bool = False
+) -> tf.Tensor:
+    """Return x · kernel + bias in the master dtype: [..., C].
+
+    Args:
+        params: params of the layer.
+        theta: kernel, bias.
+        x: [..., D].
+        transposed: whether the kernel is [C, D], not [D, C].
+    """
+    policy = params.policy
+    x = precision.cast(x, policy.compute)
+    logits = dense.project(x, theta["kernel"], transposed=transposed)
+    logits = precision.cast(logits, policy.variable)
+    return logits + precision.cast(theta["bias"], logits.dtype) if params.use_bias else logits
+
+
 class SoftmaxHead(Head):
     """Base of layers that return logits; served, they return probabilities and need no label."""
 
-    class Params(LabelledParams):
+    class Params(LabelledParams, dense.KernelParams):
         """Fields of every softmax head."""
 
         def served(self, outputs: Nest) -> dict[str, Nest]:
             """Return probabilities."""
             return probabilities(outputs)
 
-        def checked(
-            self, inputs: tuple[SpecNest, ...], way_out: str
-        ) -> tuple[tuple[int, ...], int]:
-            """Return the leading dimensions of x, and its last one.
+        def head_meta(
+            self, inputs: tuple[SpecNest, ...], setting: str, *, transposed: bool = False
+        ) -> Meta:
+            """Return the Meta of a head.
 
             Args:
-                inputs: x, label, weights.
-                way_out: for x; see `checks.shape`.
+                inputs: x, label and weights, or only the first of these.
+                setting: name of the field that holds the number of classes.
+                transposed: whether the kernel is [classes, D].
 
             Raises:
-                LayerError: an input or the label smoothing does not fit.
+                LayerError: an input or a field does not fit.
             """
+            classes: int = self.get(setting)
             checks.arity(self, inputs, ("x", "x, label", "x, label, weights"))
-            *rows, depth = checks.shape(self, inputs[0], "[B, ..., D]", way_out)
+            *rows, depth = checks.shape(self, inputs[0], "[B, ..., D]", "Put a Flatten before it")
             checks.share(self, "label_smoothing", self.label_smoothing)
+            checks.positive(self, **{setting: classes})
             check_labels(self, tuple(rows), inputs[1:])
-            return tuple(rows), depth
-
-        def head_meta(
-            self,
-            num_labels: int,
-            logits: tf.TensorSpec,
-            variables: tuple[VariableSpec, ...],
-            flops: int,
-        ) -> Meta:
-            """Return the Meta of a head with these logits; it keeps logits and probabilities.
-
-            Args:
-                num_labels: 0, 1 (label) or 2 (label and weights).
-                logits: spec of its output.
-                variables: its weights.
-                flops: FLOPs of the forward product.
-            """
+            logits = tf.TensorSpec((*rows, classes), self.policy.variable)
+            kernel = (classes, depth) if transposed else (depth, classes)
+            flops = 2 * math.prod(rows) * depth * classes
             meta = Meta(
                 logits,
-                variables,
+                dense.weights(self, kernel, classes),
                 flops_forward=flops,
                 flops_backward=dense.backward_flops(self, flops),
-                activation_bytes=2 * base.spec_bytes(logits),
+                activation_bytes=2 * base.spec_bytes(logits),  # and probabilities
             )
-            return self.with_losses(meta, num_labels, logits.dtype)
+            return self.with_losses(meta, len(inputs) - 1, logits.dtype)
 
     params: Params
+
+    def logits(self, theta: Theta, x: tf.Tensor, ctx: Context) -> tf.Tensor:
+        """Return the logits of x."""
+        del ctx
+        return project(self.params, theta, x)
+
+    def add_loss(self, logits: tf.Tensor, labels: tuple[tf.Tensor, ...], ctx: Context) -> Rows:
+        """Add loss and metrics to the context; return those of each label.
+
+        Args:
+            logits: [..., C].
+            labels: (label,) or (label, weights), each [...].
+            ctx: to which they are added.
+        """
+        p = self.params
+        logits = tf.reshape(logits, (-1, logits.shape[-1]))
+        label, weights = flat_labels(labels, logits.dtype)
+        scores = Scores(
+            *cross_entropy(logits, label, p.label_smoothing),
+            tf.argmax(logits, -1, label.dtype),
+            _among_best(logits, label, p.top_k) if p.top_k else None,
+        )
+        return add_scores(p, ctx, scores, (label, weights), logits.shape[-1])
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
+        logits = self.logits(theta, x, ctx)
+        if labels:
+            self.add_loss(logits, tuple(labels), ctx)
+        return logits
 
 
 class Softmax(SoftmaxHead):
@@ -374,79 +388,14 @@ class Softmax(SoftmaxHead):
     FLOPs: as Dense.
     """
 
-    class Params(SoftmaxHead.Params, dense.KernelParams):
+    class Params(SoftmaxHead.Params):
         classes: int = hyperparams.required("Number of classes.")
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            rows, depth = self.checked(inputs, "Put a Flatten before it")
-            checks.positive(self, classes=self.classes)
-            logits = tf.TensorSpec((*rows, self.classes), self.policy.variable)
-            variables = dense.weights(self, (depth, self.classes), self.classes)
-            flops = 2 * math.prod(rows) * depth * self.classes
-            return self.head_meta(len(inputs) - 1, logits, variables, flops)
+            return self.head_meta(inputs, "classes")
 
         def value_ranges(self) -> dict[str, base.ValueRange]:
             """Return the range of the label."""
             return self.label_range(self.classes, "classes")
 
     params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        x = precision.cast(x, self.policy.compute)
-        logits = precision.cast(dense.project(x, theta["kernel"]), self.policy.variable)
-        if self.params.use_bias:
-            logits += precision.cast(theta["bias"], logits.dtype)
-        if labels:
-            add_loss_and_metrics(self.params, ctx, logits, tuple(labels))
-        return logits
-
-
-class SequenceSoftmax(SoftmaxHead):
-    """x: [..., D] floating, label: [...] ids → logits [..., vocabulary]; loss: cross-entropy.
-
-    The logits have the master dtype. The kernel has the layout of an Embedding's table, so that it
-    can be tied to one: `tie={"kernel": "embedding/table"}`. Tokens have weight 1, or that of the
-    third name it reads, weights: [...] (0 for padding). Metrics: accuracy, log_perplexity (of the
-    plain label), top{k}.
-
-    Variables: kernel [vocabulary, D], bias [vocabulary]. FLOPs: 2·tokens·D·vocabulary forward.
-    """
-
-    class Params(SoftmaxHead.Params, dense.KernelParams):
-        vocabulary: int = hyperparams.required("Number of ids.")
-        kernel_init = sequence.TABLE_INIT
-        kernel_init_args = sequence.TABLE_INIT_ARGS
-
-        def _meta(self, *inputs: SpecNest) -> Meta:
-            rows, depth = self.checked(inputs, "It reads features per token")
-            checks.positive(self, vocabulary=self.vocabulary)
-            logits = tf.TensorSpec((*rows, self.vocabulary), self.policy.variable)
-            kernel, *bias = dense.weights(self, (self.vocabulary, depth), self.vocabulary)
-            variables = (dataclasses.replace(kernel, all_rows=True), *bias)
-            flops = 2 * math.prod(rows) * depth * self.vocabulary
-            return self.head_meta(len(inputs) - 1, logits, variables, flops)
-
-        def value_ranges(self) -> dict[str, base.ValueRange]:
-            """Return the range of the label."""
-            return self.label_range(self.vocabulary, "vocabulary")
-
-        def metric_names(self) -> tuple[str, ...]:
-            """See `SoftmaxHead`."""
-            return (*super().metric_names(), "log_perplexity")
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        x = precision.cast(x, self.policy.compute)
-        logits = dense.project(x, theta["kernel"], transposed=True)
-        logits = precision.cast(logits, self.policy.variable)
-        if self.params.use_bias:
-            logits += precision.cast(theta["bias"], logits.dtype)
-        if labels:
-            rows = add_loss_and_metrics(self.params, ctx, logits, tuple(labels))
-            add_log_perplexity(self.params, ctx, rows)
-        return logits

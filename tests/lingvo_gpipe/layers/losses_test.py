@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, keras_layers, layers, pipelining
+from lingvo_gpipe.layers import losses
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.objectives import losses
 from tests.cases import layer_cases
 
 hyperparams.register_package(__name__)

@@ -1,4 +1,4 @@
-"""A softmax over a vocabulary in slices, and its loss, without all logits in one place.
+"""A softmax over a vocabulary, whole or in slices without all logits in one place.
 
 Each slice adds to a few numbers of each label, the sums: a nest
 
@@ -16,20 +16,116 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense
+from lingvo_gpipe.layers import base, checks, dense, heads, sequence, slices
 from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.objectives import heads
-from lingvo_gpipe.layers.sliced import slices
 from lingvo_gpipe.nests import Nest, SpecNest
 
 Sums: TypeAlias = "dict[str, tf.Tensor]"
 _ONE_NUMBER = ("log_sum_exp", "label_logit", "largest")
+
+
+class SequenceSoftmax(heads.SoftmaxHead):
+    """x: [..., D] floating, label: [...] ids → logits [..., vocabulary]; loss: cross-entropy.
+
+    The logits have the master dtype. The kernel has the layout of an Embedding's table, so that it
+    can be tied to one: `tie={"kernel": "embedding/table"}`. Tokens have weight 1, or that of the
+    third name it reads, weights: [...] (0 for padding). Metrics: accuracy, log_perplexity (of the
+    plain label), top{k}.
+
+    Variables: kernel [vocabulary, D], bias [vocabulary]. FLOPs: 2·tokens·D·vocabulary forward.
+
+    In N slices it is N + 1 layers: {name}_0, {name}_1, … (SoftmaxSlice), each with the rows of
+    consecutive ids, and {name} (SlicedLoss, or JoinedLogits without a label), without weights.
+    Loss, gradients and metrics are the same, but no layer has all logits: with a label the output
+    is its log p, [...]. A tied kernel needs an Embedding in the same slices. Initial values are
+    distributed as those of one kernel.
+    """
+
+    class Params(slices.SlicedParams, heads.SoftmaxHead.Params):
+        vocabulary: int = hyperparams.required("Number of ids.")
+        logit_clip: float | None = hyperparams.field(
+            None,
+            "Training clips logits to ± this value; beyond it they have no gradient. None: no "
+            "clipping.",
+        )
+        kernel_init = sequence.TABLE_INIT
+        kernel_init_args = sequence.TABLE_INIT_ARGS
+
+        def _meta(self, *inputs: SpecNest) -> Meta:
+            self._check_clip()
+            meta = self.head_meta(inputs, "vocabulary", transposed=True)
+            kernel, *bias = meta.variables
+            variables = (dataclasses.replace(kernel, all_rows=True), *bias)
+            return dataclasses.replace(meta, variables=variables)
+
+        def _check_clip(self) -> None:
+            if self.logit_clip is not None and self.logit_clip <= 0.0:
+                raise errors.LayerError(
+                    f"{base.describe(self)}: logit_clip={self.logit_clip}. Use more than 0, such "
+                    "as 50, or None"
+                )
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the range of the label."""
+            return self.label_range(self.vocabulary, "vocabulary")
+
+        def metric_names(self) -> tuple[str, ...]:
+            """See `LabelledParams`."""
+            return (*super().metric_names(), "log_perplexity")
+
+        def loss_of_slices(self) -> SlicedLoss.Params:
+            """Return params of the class of the loss after the slices."""
+            return SlicedLoss.Params()
+
+        def in_slices(self, layers: Sequence[Layer.Params]) -> tuple[Layer.Params, ...]:
+            """See `SlicedParams`."""
+            self._check_clip()
+            sizes, sums = self.slice_sizes(), f"{self.name}_sums"
+            x, *labels = self.reads
+            fields = slices.fields_of_slices(self, layers, (x, *labels[:1]), sums, (sums,))
+            parts = [
+                SoftmaxSlice.Params(
+                    vocabulary=self.vocabulary,
+                    first=first,
+                    rows=size,
+                    logit_clip=self.logit_clip,
+                    sums_logits=self.label_smoothing > 0,
+                    top_k=self.top_k,
+                    use_bias=self.use_bias,
+                    kernel_init=self.kernel_init,
+                    kernel_init_args=self.kernel_init_args,
+                    **each,
+                )
+                for first, size, each in zip(slices.firsts(sizes), sizes, fields, strict=True)
+            ]
+            logits = tuple(part.logits_name() for part in parts)
+            common = {"name": self.name, "writes": self.writes, **slices.shared_fields(self, 0.0)}
+            if not labels:
+                for part in parts:
+                    part.set(reads=(x,), writes=(part.logits_name(),))
+                return (*parts, JoinedLogits.Params(reads=logits, **common))
+            for name in ("label_smoothing", "metric_prefix", "top_k", "confusion", "loss_name"):
+                common[name] = self.get(name)
+            loss = self.loss_of_slices().set(
+                reads=(sums, *labels),
+                vocabulary=self.vocabulary,
+                logits=logits,
+                coefficient=self.coefficient,
+                **common,
+            )
+            return (*parts, loss)
+
+    params: Params
+
+    def logits(self, theta: Theta, x: tf.Tensor, ctx: Context) -> tf.Tensor:
+        """See `SoftmaxHead`."""
+        return _clipped(self.params, heads.project(self.params, theta, x, transposed=True), ctx)
 
 
 class SoftmaxSlice(Layer):
@@ -103,14 +199,7 @@ class SoftmaxSlice(Layer):
         """See `Layer.fprop`."""
         p = self.params
         x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        logits = dense.project(
-            precision.cast(x, self.policy.compute), theta["kernel"], transposed=True
-        )
-        logits = precision.cast(logits, self.policy.variable)
-        if p.use_bias:
-            logits += precision.cast(theta["bias"], logits.dtype)
-        if p.logit_clip is not None and ctx.training:
-            logits = tf.clip_by_value(logits, -p.logit_clip, p.logit_clip)
+        logits = _clipped(p, heads.project(p, theta, x, transposed=True), ctx)
         if not labels:
             return logits
         label, *before = labels
@@ -140,6 +229,13 @@ class SoftmaxSlice(Layer):
             best = tf.math.top_k(fixed, min(p.top_k, p.rows)).values
             sums["top"] = tf.pad(best, [[0, 0], [0, missing]], constant_values=-math.inf)
         return sums
+
+
+def _clipped(
+    params: SequenceSoftmax.Params | SoftmaxSlice.Params, logits: tf.Tensor, ctx: Context
+) -> tf.Tensor:
+    clip = params.logit_clip
+    return logits if clip is None or not ctx.training else tf.clip_by_value(logits, -clip, clip)
 
 
 def _sum_specs(params: SoftmaxSlice.Params, shape: tuple[int, ...]) -> dict[str, tf.TensorSpec]:
@@ -255,9 +351,7 @@ class SlicedLoss(heads.Head):
             among_best = (above < p.top_k) & tf.math.is_finite(own)
         best = tf.cast(flat["largest_id"], label.dtype)
         scores = heads.Scores(smoothed, plain, best, among_best)
-        rows = heads.add_scores(p, ctx, scores, (label, weights), p.vocabulary)
-        heads.add_log_perplexity(p, ctx, rows)
-        return rows
+        return heads.add_scores(p, ctx, scores, (label, weights), p.vocabulary)
 
 
 class JoinedLogits(Layer):
@@ -292,89 +386,3 @@ class JoinedLogits(Layer):
         del theta, ctx
         logits = inputs if isinstance(inputs, tuple) else (inputs,)
         return tf.concat([precision.cast(each, self.policy.variable) for each in logits], -1)
-
-
-class SlicedSoftmax(slices.Sliced):
-    """x: [..., D] floating, label: [...] ids → log p of the label [...]; loss: cross-entropy.
-
-    Loss, gradients and metrics are those of a `SequenceSoftmax`, but no layer has all logits.
-    Without a label (`reads=("x",)`) it returns the logits, [..., vocabulary].
-
-    Layers: {name}_0, {name}_1, … (SoftmaxSlice), each with the rows of consecutive ids, and {name}
-    (SlicedLoss or JoinedLogits), without weights. With `tie={"kernel": "embedding/table"}` each
-    slice has the table of a SlicedEmbedding's slice of the same size. Initial values are
-    distributed as those of one kernel.
-    """
-
-    class Params(slices.Sliced.Params, heads.SequenceSoftmax.Params):
-        logit_clip: float | None = hyperparams.field(
-            None,
-            "Training clips logits to ± this value; beyond it they have no gradient. None: no "
-            "clipping.",
-        )
-
-        def slice_sizes(self) -> tuple[int, ...]:
-            """Return the number of ids of each slice."""
-            return slices.sizes(self, self.slices, self.vocabulary, "vocabulary")
-
-        def consecutive(self, layers: Sequence[Layer.Params] = ()) -> tuple[Layer.Params, ...]:
-            """See `Layer.Params`."""
-            return softmax_slices(self, self.slice_sizes(), layers, SlicedLoss.Params)
-
-    params: Params
-
-
-def softmax_slices(
-    params: heads.SequenceSoftmax.Params,
-    sizes: tuple[int, ...],
-    layers: Sequence[Layer.Params],
-    loss: type[SlicedLoss.Params],
-    **fields: Any,
-) -> tuple[Layer.Params, ...]:
-    """Return the slices of a softmax, and the layer after them.
-
-    Args:
-        params: params of the softmax, with a field logit_clip.
-        sizes: number of ids of each slice.
-        layers: params of all layers of the network, for ties.
-        loss: class of the layer after the slices.
-        **fields: more fields of that layer.
-    """
-    x, *labels = params.reads
-    names, ties = slices.names(params, len(sizes)), slices.ties(params, sizes, layers)
-    sums = f"{params.name}_sums"
-    of_slices: list[SoftmaxSlice.Params] = []
-    for number, (first, size) in enumerate(zip(slices.firsts(sizes), sizes, strict=True)):
-        part = SoftmaxSlice.Params(
-            name=names[number],
-            vocabulary=params.vocabulary,
-            first=first,
-            rows=size,
-            logit_clip=params.get("logit_clip"),
-            sums_logits=params.label_smoothing > 0,
-            top_k=params.top_k,
-            use_bias=params.use_bias,
-            kernel_init=params.kernel_init,
-            kernel_init_args=params.kernel_init_args,
-            tie=ties[number],
-            **slices.shared_fields(params, size / sum(sizes)),
-        )
-        reads = (x, *labels[:1], sums) if number else (x, *labels[:1])
-        of_slices.append(part.set(reads=reads, writes=(sums,)))
-    logits = tuple(part.logits_name() for part in of_slices)
-    common = {"name": params.name, "writes": params.writes, **slices.shared_fields(params, 0.0)}
-    if not labels:
-        for part in of_slices:
-            part.set(reads=(x,), writes=(part.logits_name(),))
-        return (*of_slices, JoinedLogits.Params(reads=logits, **common))
-    for name in ("label_smoothing", "metric_prefix", "top_k", "confusion", "loss_name"):
-        common[name] = params.get(name)
-    last = loss(
-        reads=(sums, *labels),
-        vocabulary=params.vocabulary,
-        logits=logits,
-        coefficient=params.coefficient,
-        **common,
-        **fields,
-    )
-    return (*of_slices, last)

@@ -1,4 +1,4 @@
-"""Sliced layers are the whole ones: results, initial values, ties, links; and what is refused."""
+"""Layers in slices are the whole ones: results, initial values, ties, links; what is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining, precision
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import slices as slicing
 from lingvo_gpipe.network import traffic
 from lingvo_gpipe.run import inference
+from lingvo_gpipe.tasks.lm import transformer as lm
+from lingvo_gpipe.tasks.mt.model import transformer as mt
 from tests.cases import layer_cases
 
 V, D, ROWS = 11, 6, (4, 5)
-SLICES = (1, 2, 3, V, (4, 1, 6), (1, 10))
+SLICES = (2, 3, V, (4, 1, 6), (1, 10))
 HEADS: tuple[dict[str, Any], ...] = (
-    {},
+    {"logit_clip": 0.7},
     {"label_smoothing": 0.1, "top_k": 3, "confusion": True},
     {"use_bias": False, "top_k": V + 2},
 )
@@ -35,30 +37,39 @@ def labels() -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def divided(params: Any, theta: dict[str, tf.Tensor]) -> dict[str, dict[str, tf.Tensor]]:
-    """Return the theta of a sliced layer: rows of the whole layer's weights."""
+    """Return the theta of a layer's slices: rows of the whole layer's weights."""
     parts = {name: tf.split(value, params.slice_sizes()) for name, value in theta.items()}
-    count = len(params.slice_sizes())
     return {
         f"{params.name}_{n}": {name: values[n] for name, values in parts.items()}
-        for n in range(count)
+        for n in range(len(params.slice_sizes()))
     }
 
 
-def joined(params: Any, theta: Any, name: str) -> tf.Tensor:
+def joined(theta: Any, name: str) -> tf.Tensor:
     """Return a weight of all slices."""
-    parts = [theta[f"{params.name}_{n}"][name] for n in range(len(params.slice_sizes()))]
-    return tf.concat([tf.convert_to_tensor(part) for part in parts], 0)
+    return tf.concat([tf.convert_to_tensor(part[name]) for part in theta.values()], 0)
 
 
-def run(params: Any, theta: Any, inputs: tuple[Any, ...], *, training: bool = True) -> Any:
-    """Return outputs, what was collected, and the loss's gradients by theta and the first input."""
+def run(params: Any, theta: Any, fields: dict[str, Any], *, training: bool = True) -> Any:
+    """Run the layers of `params` one after the other, with weights by layer and name.
+
+    Returns:
+        The last output, what was collected, and the gradients of a scalar by theta and x.
+    """
     ctx = layer_cases.context(training=training)
-    sources = [theta, inputs[0]]
+    stream = dict(fields)
+    watched = [theta, [x for x in fields.values() if x.dtype.is_floating]]
     with tf.GradientTape() as tape:
-        tape.watch(sources)
-        outputs = params.instantiate().run(theta, layer_cases.as_read(inputs), ctx)
-        loss = tf.add_n(list(ctx.collected.losses.values()))
-    return outputs, ctx.collected.as_nest(), tape.gradient(loss, sources)
+        tape.watch(watched)
+        for part in params.consecutive():
+            inputs = tuple(stream[name] for name in part.reads)
+            layer_theta = theta.get(part.name, {})
+            output = part.instantiate().run(layer_theta, layer_cases.as_read(inputs), ctx)
+            stream[part.writes[0]] = output
+        shares = tf.cast(tf.range(output.shape[-1]), output.dtype)
+        target = tf.add_n(list(ctx.collected.losses.values()) or [tf.reduce_sum(output * shares)])
+    gradients = tape.gradient(target, watched)
+    return output, ctx.collected.as_nest(), gradients
 
 
 def close(found: Any, wanted: Any, tolerance: float = 1e-14) -> None:
@@ -70,47 +81,48 @@ def close(found: Any, wanted: Any, tolerance: float = 1e-14) -> None:
 def test_a_softmax_in_slices_is_the_whole_one(slices: Any, fields: dict[str, Any]) -> None:
     """Loss, every gradient and metric; of equal logits in two slices, the lower id is the best."""
     reads = ("x", "label", "weights")
-    common: dict[str, Any] = {"name": "s", "vocabulary": V, "reads": reads, "dtype": "float64"}
-    whole = layers.SequenceSoftmax.Params(**common, **fields)
-    sliced = layers.SlicedSoftmax.Params(**common, **fields, slices=slices)
+    whole = layers.SequenceSoftmax.Params(
+        name="s", vocabulary=V, reads=reads, dtype="float64", **fields
+    )
+    sliced = whole.copy().set(slices=slices)
     theta = {"kernel": normal(V, D, seed=1), "bias": normal(V, seed=2)}
     theta = {name: tf.tensor_scatter_nd_update(w, [[9]], w[1:2]) for name, w in theta.items()}
     if not whole.use_bias:
         del theta["bias"]
-    inputs = (normal(*ROWS, D, seed=3), *labels())
+    label, weights = labels()
+    inputs = {"x": normal(*ROWS, D, seed=3), "label": label, "weights": weights}
     for training in (True, False):
-        logits, collected, gradients = run(whole, theta, inputs, training=training)
+        logits, collected, gradients = run(whole, {"s": theta}, inputs, training=training)
         log_p, found, of_slices = run(sliced, divided(sliced, theta), inputs, training=training)
         tf.nest.map_structure(lambda a, b: close(a, b, 4e-16 * 32), found, collected)
-        close(of_slices[1], gradients[1])
+        close(of_slices[1][0], gradients[1][0])
         for name in theta:
-            close(joined(sliced, of_slices[0], name), gradients[0][name])
-        wanted = tf.gather(tf.nn.log_softmax(logits), inputs[1] % V, batch_dims=2)
-        close(log_p[inputs[2] > 0], wanted[inputs[2] > 0])
+            close(joined(of_slices[0], name), gradients[0]["s"][name])
+        wanted = tf.gather(tf.nn.log_softmax(logits), label % V, batch_dims=2)
+        close(log_p[weights > 0], wanted[weights > 0])
     assert len(np.unique(tf.argmax(logits, -1))) > 2
     assert np.any(tf.argmax(logits, -1) == 1)  # and that of id 9 is equal
 
 
 def test_clipped_logits_have_no_gradient_and_evaluation_clips_none() -> None:
-    sliced = layers.SlicedSoftmax.Params(
-        name="s", vocabulary=V, slices=3, logit_clip=0.7, reads=("x", "label"), dtype="float64"
+    head = layers.SequenceSoftmax.Params(
+        name="s", vocabulary=V, logit_clip=0.7, reads=("x", "label"), dtype="float64"
     )
     theta = {"kernel": normal(V, D, seed=1), "bias": normal(V, seed=2)}
     x, label = normal(*ROWS, D, seed=3), labels()[0] % V
-    kernel = theta["kernel"]
     with tf.GradientTape(persistent=True) as tape:
-        tape.watch([x, kernel])
-        logits = tf.einsum("btd,vd->btv", x, kernel) + theta["bias"]
+        tape.watch([x, theta])
+        logits = tf.einsum("btd,vd->btv", x, theta["kernel"]) + theta["bias"]
         clipped = tf.clip_by_value(logits, -0.7, 0.7)
         losses = {
             training: tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(label, each))
             for training, each in ((True, clipped), (False, logits))
         }
     for training, loss in losses.items():
-        found = run(sliced, divided(sliced, theta), (x, label), training=training)
+        found = run(head, {"s": theta}, {"x": x, "label": label}, training=training)
         close(found[1]["losses"]["loss"], loss)
-        close(found[2][1], tape.gradient(loss, x))
-        close(joined(sliced, found[2][0], "kernel"), tape.gradient(loss, kernel))
+        close(found[2][1][0], tape.gradient(loss, x))
+        close(found[2][0]["s"]["kernel"], tape.gradient(loss, theta["kernel"]))
 
 
 @pytest.mark.parametrize("dtype", [tf.uint8, tf.int32, tf.int64], ids=str)
@@ -119,96 +131,35 @@ def test_clipped_logits_have_no_gradient_and_evaluation_clips_none() -> None:
 def test_an_embedding_in_slices_is_the_whole_one_bit_for_bit(
     slices: Any, policy: str, dtype: tf.DType
 ) -> None:
-    common: dict[str, Any] = {"name": "e", "vocabulary": V, "units": D, "scale": True}
-    whole = layers.Embedding.Params(**common, dtype=policy)
-    sliced = layers.SlicedEmbedding.Params(**common, dtype=policy, slices=slices)
-    table = tf.cast(normal(V, D, seed=4), precision.policy(policy).variable)
-    numbers = labels()[0] % V
-    outputs, gradients = [], []
-    for params, theta, ids in (
-        (whole, {"table": table}, tf.cast(numbers, dtype)),
-        (whole, {"table": table}, numbers),
-        (sliced, divided(sliced, {"table": table}), tf.cast(numbers, dtype)),
-    ):
-        with tf.GradientTape() as tape:
-            tape.watch(theta)
-            outputs.append(params.instantiate().run(theta, ids, layer_cases.context()))
-            shares = tf.cast(normal(*ROWS, D, seed=6), table.dtype)
-            target = tf.reduce_sum(tf.cast(outputs[-1], table.dtype) * shares)
-        gradients.append(tape.gradient(target, theta))
-    np.testing.assert_array_equal(outputs[1], outputs[0])
-    np.testing.assert_array_equal(outputs[2], outputs[0])
-    np.testing.assert_array_equal(
-        joined(sliced, gradients[2], "table"), tf.convert_to_tensor(gradients[0]["table"])
+    whole = layers.Embedding.Params(
+        name="e", vocabulary=V, units=D, scale=True, dtype=policy, reads=("ids",)
     )
+    sliced = whole.copy().set(slices=slices)
+    table = {"table": tf.cast(normal(V, D, seed=4), precision.policy(policy).variable)}
+    numbers = labels()[0] % V
+    wanted = run(whole, {"e": table}, {"ids": numbers})
+    for params, theta in ((whole, {"e": table}), (sliced, divided(sliced, table))):
+        found = run(params, theta, {"ids": tf.cast(numbers, dtype)})
+        np.testing.assert_array_equal(found[0], wanted[0])
+        np.testing.assert_array_equal(joined(found[2][0], "table"), joined(wanted[2][0], "table"))
 
 
 def test_ids_beyond_a_label_s_dtype_are_no_hits() -> None:
-    params = layers.SlicedSoftmax.Params(name="s", vocabulary=300, slices=2, reads=("x", "label"))
+    params = layers.SequenceSoftmax.Params(name="s", vocabulary=300, slices=2, reads=("x", "label"))
     bias = tf.split(tf.one_hot(299, 300), 2)
     theta = {f"s_{n}": {"kernel": tf.zeros([150, 2]), "bias": bias[n]} for n in range(2)}
-    label = tf.constant([299 - 256], tf.uint8)
-    _, collected, _ = run(params, theta, (tf.ones([1, 2]), label))
+    fields = {"x": tf.ones([1, 2]), "label": tf.constant([299 - 256], tf.uint8)}
+    _, collected, _ = run(params, theta, fields)
     assert float(collected["sums"]["accuracy"]["total"]) == 0.0
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize("slices", [1, 2, (1, 6)], ids=str)
-def test_a_feed_forward_part_in_slices_is_the_whole_one(slices: Any, use_bias: bool) -> None:
-    """Outputs and every gradient; the bias of the output is added once."""
-    sliced = layers.SlicedFeedForward.Params(
-        name="f",
-        units=D,
-        hidden=7,
-        slices=slices,
-        use_bias=use_bias,
-        activation="tanh",
-        dtype="float64",
-    )
-    sizes = sliced.slice_sizes()
-    shapes: dict[str, tuple[int, ...]] = {"middle/kernel": (D, 7), "output/kernel": (7, D)}
-    if use_bias:
-        shapes |= {"middle/bias": (7,), "output/bias": (D,)}
-    whole = {path: normal(*shape, seed=len(path)) for path, shape in shapes.items()}
-    x, shares = normal(*ROWS, D, seed=1), normal(*ROWS, D, seed=2)
-
-    def compute(theta: Any) -> tf.Tensor:
-        flat: dict[str, Any] = {f"f_{n}": {} for n in range(len(sizes))}
-        for path, axis in (("middle/kernel", 1), ("middle/bias", 0), ("output/kernel", 0)):
-            if path in theta:
-                for n, part in enumerate(tf.split(theta[path], sizes, axis)):
-                    flat[f"f_{n}"][path] = part
-        if use_bias:
-            flat["f_0"]["output/bias"] = theta["output/bias"]
-        nested = {name: layer_cases.nested(part) for name, part in flat.items()}
-        outputs: tf.Tensor = sliced.instantiate().run(nested, x, layer_cases.context())
-        return outputs
-
-    def reference(theta: Any) -> tf.Tensor:
-        middle = tf.einsum("btd,dh->bth", x, theta["middle/kernel"])
-        middle = tf.tanh(middle + theta.get("middle/bias", 0.0))
-        outputs = tf.einsum("bth,hd->btd", middle, theta["output/kernel"])
-        return outputs + theta.get("output/bias", 0.0)
-
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch([whole, x])
-        found, wanted = compute(whole), reference(whole)
-        targets = [tf.reduce_sum(each * shares) for each in (found, wanted)]
-    close(found, wanted)
-    for one, other in zip(
-        *(tf.nest.flatten(tape.gradient(target, [whole, x])) for target in targets), strict=True
-    ):
-        close(one, other)
-
-
 def test_half_precision_computes_the_sums_in_the_master_dtype() -> None:
-    params = layers.SlicedSoftmax.Params(
+    params = layers.SequenceSoftmax.Params(
         name="s", vocabulary=V, slices=2, dtype="mixed_bfloat16", label_smoothing=0.1
     )
     x = tf.TensorSpec((*ROWS, D), tf.bfloat16)
     for part in params.consecutive()[:2]:
-        inputs = [x, tf.TensorSpec(ROWS, tf.int32)]
-        meta = part.fprop_meta(*inputs)
+        meta = part.fprop_meta(x, tf.TensorSpec(ROWS, tf.int32))
         floats = [s.dtype for s in tf.nest.flatten(meta.outputs) if s.dtype.is_floating]
         assert set(floats) == {tf.float32}
 
@@ -219,11 +170,11 @@ def test_half_precision_computes_the_sums_in_the_master_dtype() -> None:
 def language_net(slices: Any = 4, *, tie: bool = True, **fields: Any) -> list[Any]:
     """Return a small language model in slices."""
     return [
-        layers.SlicedEmbedding.Params(
+        layers.Embedding.Params(
             name="embedding", vocabulary=256, units=D, slices=slices, reads=("ids",)
         ),
         layers.Dense.Params(name="middle", units=D),
-        layers.SlicedSoftmax.Params(
+        layers.SequenceSoftmax.Params(
             name="softmax",
             vocabulary=256,
             slices=slices,
@@ -270,7 +221,7 @@ def test_slices_are_layers_of_the_network() -> None:
 
 
 def test_the_first_slices_have_one_row_more() -> None:
-    params = layers.SlicedEmbedding.Params(name="e", vocabulary=11, units=2, slices=4)
+    params = layers.Embedding.Params(name="e", vocabulary=11, units=2, slices=4)
     parts: Any = params.consecutive()
     assert [(part.first, part.rows) for part in parts] == [(0, 3), (3, 3), (6, 3), (9, 2)]
 
@@ -366,15 +317,11 @@ def test_ids_and_labels_out_of_range_are_refused_once() -> None:
     ids=str,
 )
 def test_initial_values_are_distributed_as_in_the_whole(kind: str, arguments: Any) -> None:
-    sliced = layers.SlicedEmbedding.Params(
-        name="e",
-        vocabulary=6000,
-        units=40,
-        slices=(1000, 5000),
-        table_init=kind,
-        table_init_args=arguments,
+    whole = layers.Embedding.Params(
+        name="e", vocabulary=6000, units=40, table_init=kind, table_init_args=arguments
     )
-    whole = layer_cases.create_flat(sliced_whole(sliced).fprop_meta(TOKENS["ids"]))["table"]
+    of_whole = layer_cases.create_flat(whole.fprop_meta(TOKENS["ids"]))["table"]
+    sliced = whole.copy().set(slices=(1000, 5000))
     metas = [
         parts.fprop_meta(*inputs)
         for parts, inputs in zip(
@@ -385,25 +332,21 @@ def test_initial_values_are_distributed_as_in_the_whole(kind: str, arguments: An
     ]
     for n, meta in enumerate(metas):
         part = layer_cases.create_flat(meta, n)["table"]
-        assert abs(np.std(part) / np.std(whole) - 1.0) < 0.02
-        assert abs(np.max(np.abs(part)) / np.max(np.abs(whole)) - 1.0) < 0.3
+        assert abs(np.std(part) / np.std(of_whole) - 1.0) < 0.02
+        assert abs(np.max(np.abs(part)) / np.max(np.abs(of_whole)) - 1.0) < 0.3
 
 
 def test_initial_kernels_of_a_feed_forward_part_use_the_whole_fans() -> None:
-    params = layers.SlicedFeedForward.Params(name="f", units=300, hidden=900, slices=(100, 800))
+    params = layers.TransformerLayer.Params(
+        name="t", units=300, heads=1, hidden=900, slices=(100, 800)
+    )
     limit = (6 / 1200) ** 0.5
-    x = tf.TensorSpec((2, 300))
-    for n, part in enumerate(params.consecutive()):
-        meta = part.fprop_meta(*([x, x] if n else [x]))
+    x = tf.TensorSpec((2, 3, 300))
+    _, first, second, _ = params.consecutive()
+    for n, meta in enumerate((first.fprop_meta(x), second.fprop_meta(x, x))):
         values = layer_cases.create_flat(meta, n)
-        for path in ("middle/kernel", "output/kernel"):
-            assert abs(np.max(np.abs(values[path])) / limit - 1.0) < 0.01
-
-
-def sliced_whole(sliced: Any) -> Any:
-    """Return the embedding that is sliced."""
-    fields = ("name", "vocabulary", "units", "table_init", "table_init_args")
-    return layers.Embedding.Params(**{name: sliced.get(name) for name in fields})
+        for path in ("dense/kernel", "dense_1/kernel"):
+            assert abs(np.max(np.abs(values[f"feed_forward/{path}"])) / limit - 1.0) < 0.01
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -416,7 +359,7 @@ def _with_tie(owner: Any, borrower: Any) -> list[Any]:
 
 def transformer(name: str, slices: Any, **fields: Any) -> Any:
     return layers.TransformerLayer.Params(
-        name=name, units=4, heads=1, hidden=3, feed_forward_slices=slices, **fields
+        name=name, units=4, heads=1, hidden=3, slices=slices, **fields
     )
 
 
@@ -434,29 +377,29 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
     [
         (
             lambda: language_net(257),
-            "embedding (SlicedEmbedding): slices=257, but vocabulary=256. Use 1 to 256",
+            "embedding (Embedding): slices=257, but vocabulary=256. Use 1 to 256",
         ),
         (
             lambda: language_net((100, 155)),
-            "embedding (SlicedEmbedding): slices (100, 155) add up to 255, but vocabulary=256. "
+            "embedding (Embedding): slices (100, 155) add up to 255, but vocabulary=256. "
             "Change a size, or set slices=2 for equal ones",
         ),
         (
             lambda: language_net((256, 0)),
-            "embedding (SlicedEmbedding): field slices is (256, 0), expected at least 1",
+            "embedding (Embedding): field slices is (256, 0), expected at least 1",
         ),
         (
             lambda: language_net(0),
-            "embedding (SlicedEmbedding): field slices is 0, expected at least 1",
+            "embedding (Embedding): field slices is 0, expected at least 1",
         ),
         (
             lambda: _with_tie(language_net(2)[0], None),
-            "softmax (SlicedSoftmax): slices of 64, 64, 64, 64, but tied to 'embedding/table', and "
-            "embedding has slices of 128, 128. Set their fields slices alike",
+            "softmax (SequenceSoftmax): slices of 64, 64, 64, 64, but tied to 'embedding/table', "
+            "and embedding has slices of 128, 128. Set their fields slices alike",
         ),
         (
             lambda: _with_tie(WHOLE, language_net(8)[2]),
-            "softmax (SlicedSoftmax): 8 slices of 32, 32, …, 32, but tied to 'embedding/table', "
+            "softmax (SequenceSoftmax): 8 slices of 32, 32, …, 32, but tied to 'embedding/table', "
             "and embedding is not sliced. Set their fields slices alike",
         ),
         (
@@ -469,17 +412,13 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
             "two layers are named 'softmax_1'. Rename one of them",
         ),
         (
-            lambda: [layers.SlicedFeedForward.Params(name="f", units=4, hidden=3, slices=4)],
-            "f (SlicedFeedForward): slices=4, but hidden=3. Use 1 to 3",
-        ),
-        (
             lambda: [transformer("t", 4)],
-            "t (TransformerLayer): feed_forward_slices=4, but hidden=3. Use 1 to 3",
+            "t (TransformerLayer): slices=4, but hidden=3. Use 1 to 3",
         ),
         (
             lambda: [transformer("t", (1, 1))],
-            "t (TransformerLayer): feed_forward_slices (1, 1) add up to 2, but hidden=3. Change a "
-            "size, or set feed_forward_slices=2 for equal ones",
+            "t (TransformerLayer): slices (1, 1) add up to 2, but hidden=3. Change a "
+            "size, or set slices=2 for equal ones",
         ),
         (
             lambda: [
@@ -489,12 +428,12 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
                 ),
             ],
             "u (TransformerLayer): slices of 1, 1, 1, but tied to 't/feed_forward/dense/kernel', "
-            "and t has slices of 2, 1. Set their fields feed_forward_slices alike",
+            "and t has slices of 2, 1. Set their fields slices alike",
         ),
         (
             lambda: [
                 layers.TransformerLayer.Params(
-                    name="t", units=4, heads=1, hidden=3, feed_forward_slices=2, cost=1.0
+                    name="t", units=4, heads=1, hidden=3, slices=2, cost=1.0
                 )
             ],
             "t (TransformerLayer): cost=1.0, but it is several layers. Set the network's costs, or "
@@ -526,7 +465,7 @@ def test_what_a_slice_cannot_read_is_named() -> None:
 def test_a_transformer_layer_in_slices_is_several_layers() -> None:
     """The keys of its first layer are those of the whole one; those of slices are alike."""
     whole = layers.TransformerLayer.Params(name="t", units=8, heads=2, hidden=7, dropout=0.1)
-    sliced = whole.copy().set(feed_forward_slices=(3, 4))
+    sliced = whole.copy().set(slices=(3, 4))
     last = layers.MeanSquaredError.Params(name="error")
     x = tf.TensorSpec((3, 5, 8))
     found = []
@@ -568,12 +507,78 @@ def test_a_feed_forward_part_may_be_tied_as_a_whole(slices: Any) -> None:
 
 
 def test_slices_inside_another_layer_are_refused() -> None:
-    inner = layers.TransformerLayer.Params(units=8, heads=2, hidden=7, feed_forward_slices=2)
+    inner = layers.TransformerLayer.Params(units=8, heads=2, hidden=7, slices=2)
     around = layers.Sequential.Params(name="s", layers=[inner])
-    with pytest.raises(errors.LayerError, match=r"feed_forward_slices=2 inside another layer"):
+    with pytest.raises(errors.LayerError, match=r"slices=2 inside another layer"):
         around.fprop_meta(tf.TensorSpec((3, 5, 8)))
 
 
-def test_the_hook_is_one_layer_where_nothing_is_said() -> None:
-    params: base.Layer.Params = layers.Dense.Params(units=3)
-    assert params.consecutive() == (params,)
+# --- the network's field `slices` -----------------------------------------------------------------
+
+SIZES = {"units": 8, "heads": 2, "hidden": 12, "vocabulary": 11}
+
+
+def language(slices: Any) -> Any:
+    return pipelining.PipeliningLayer.Params(layers=lm.language_model(2, **SIZES), slices=slices)
+
+
+def translation() -> list[Any]:
+    sizes = mt.TranslationTransformer(
+        num_layers=2, hidden=12, heads=2, vocabulary=11, units=8, tie="softmax"
+    )
+    return mt.translation_transformer(sizes)
+
+
+@pytest.mark.parametrize(
+    ("slices", "by_layer"),
+    [
+        ({"embedding": 3, "softmax": (4, 7)}, {"embedding": 3, "softmax": (4, 7)}),
+        ({"layer_1": 3, "layer_*": 2}, {"layer_0": 2, "layer_1": 3}),
+        ({"layer_1": 1, "layer_*": 1, "embedding": 1}, {}),
+    ],
+    ids=str,
+)
+def test_a_network_divides_layers_by_name(slices: Any, by_layer: Any) -> None:
+    """The first pattern that matches counts."""
+    wanted = language({})
+    for layer in wanted.layers:
+        layer.set(**{"slices": by_layer[layer.name]} if layer.name in by_layer else {})
+    assert network.layer_params(language(slices)) == network.layer_params(wanted)
+
+
+def test_the_field_goes_to_text_and_back() -> None:
+    params = language({})
+    params.override("slices={'softmax': 3, 'embedding': (4, 7)}")
+    assert hyperparams.from_text(params.to_text()) == params
+    assert len(network.layer_params(params)) == 2 + 1 + 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (
+            pipelining.PipeliningLayer.Params(layers=translation(), slices={"softmax": 3}),
+            r"and target_embedding is not sliced\. Set their",
+        ),
+        (
+            language({"sofmax": 2}),
+            "slices: pattern 'sofmax' matches no layer; nearest of those that can be divided: soft",
+        ),
+        (
+            language({"position": 2}),
+            r"^position \(PositionalEncoding\): it cannot be divided into slices\. Embeddings, ",
+        ),
+    ],
+)
+def test_slices_of_a_network_that_do_not_fit_are_refused(params: Any, text: str) -> None:
+    with pytest.raises(errors.LayerError, match=text):
+        network.layer_params(params)
+
+
+def test_params_as_a_whole_do_not_depend_on_slices() -> None:
+    for layer in (*lm.language_model(2, **SIZES), *translation(), layers.Dropout.Params()):
+        other = layer.copy()
+        if isinstance(layer, slicing.SlicedParams):
+            other.set(slices=3)
+            assert other != layer
+        assert slicing.whole(other) == slicing.whole(layer) == layer

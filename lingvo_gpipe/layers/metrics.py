@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, elementwise, keras_references, reshaping
+from lingvo_gpipe.layers import base, checks, dense, keras_references, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -129,7 +129,7 @@ def _update(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
     # As in `Loss`: through an identity Keras does not find the logits of which x is the softmax.
-    predictions = elementwise.activation_function(params, params.activation)(tf.identity(x))
+    predictions = dense.activation_function(params, params.activation)(tf.identity(x))
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
     after = metric.stateless_update_state(zeros, label, predictions, *weights)
     return {f"{number:03d}": tf.convert_to_tensor(v) for number, v in enumerate(after)}

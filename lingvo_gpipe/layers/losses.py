@@ -11,17 +11,16 @@ import functools
 import json
 import math
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, keras_references, reshaping
+from lingvo_gpipe.layers import base, checks, heads, keras_references, reshaping
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.objectives import heads
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
@@ -79,13 +78,12 @@ def _per_example(values: tf.Tensor, batch_dim: int) -> tf.Tensor:
 
 
 class AuxiliaryLoss(Layer):
-    """x: [B, ...] floating → x in the compute dtype; loss: mean of x² (or |x|) over an example.
+    """x: [B, ...] floating → x in the compute dtype; loss: mean of x² over an example.
 
     It may be anywhere in a network.
     """
 
     class Params(heads.LossParams):
-        kind: Literal["l2", "l1"] = hyperparams.field("l2", "Mean of x², or of |x|.")
         examples: str = hyperparams.field(
             "", "Field whose batch dimension counts the examples; empty: the first field."
         )
@@ -113,10 +111,8 @@ class AuxiliaryLoss(Layer):
         """See `Layer.fprop`."""
         del theta
         x = precision.cast(inputs, self.policy.variable)
-        values = tf.square(x) if self.params.kind == "l2" else tf.abs(x)
-        ctx.add_loss(
-            self.params.loss_name, tf.reduce_sum(_per_example(values, self.params.batch_dim or 0))
-        )
+        per_example = _per_example(tf.square(x), self.params.batch_dim or 0)
+        ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
         return precision.cast(inputs, self.policy.compute)
 
 

@@ -1,1 +1,0 @@
-"""Layers that a network is trained for and measured by: heads, losses, metrics."""

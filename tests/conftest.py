@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def _clear_kernels() -> None:
 def _resident_bytes() -> int:
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[1]) * resource.getpagesize() if pages.exists() else 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_below_pytest_s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what libraries leave behind together: TFDS, a folder for each unprepared dataset."""
+    folder = str(tmp_path_factory.mktemp("temporary"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

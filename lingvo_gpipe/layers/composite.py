@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, reshaping
-from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
+from lingvo_gpipe.layers.base import Layer, Meta, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
@@ -49,9 +49,13 @@ class Calls(abc.ABC):
     def concat(self, values: Sequence[Nest]) -> Nest:
         """Return tensors concatenated along their last axis, in the compute dtype."""
 
-    @abc.abstractmethod
     def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
         """Call children in order; each reads, by position, what the one before it writes."""
+        values = inputs
+        for name in names:
+            outputs = self(name, *values)
+            values = outputs if isinstance(outputs, tuple) else (outputs,)
+        return values[0] if len(values) == 1 else values
 
 
 class SpecCalls(Calls):
@@ -113,31 +117,17 @@ class SpecCalls(Calls):
         """
         values, before = inputs, "the layer itself reads"
         for name in names:
-            child = self._parts[name]
-            self.check_reads(name, values, before)
+            reads, writes = self._parts[name].reads, self._parts[name].writes
+            if len(reads) != len(values):
+                raise errors.LayerError(
+                    f"{base.describe(self._params)}: child {name} reads {len(reads)} values "
+                    f"{reads!r}, but {before} {len(values)}. Inside, values are passed on by "
+                    "position; put it into the network itself to read the stream's names"
+                )
             outputs = self(name, *values)
-            values = (outputs,) if len(child.writes) == 1 else tuple(outputs)
+            values = (outputs,) if len(writes) == 1 else tuple(outputs)
             before = f"{name} writes"
         return values[0] if len(values) == 1 else values
-
-    def check_reads(self, name: str, values: Sequence[SpecNest], before: str) -> None:
-        """Check that a child reads as many values as it receives.
-
-        Args:
-            name: name of the child.
-            values: what it receives.
-            before: what has that many values, for the message.
-
-        Raises:
-            LayerError: it reads another number of them.
-        """
-        child = self._parts[name]
-        if len(child.reads) != len(values):
-            raise errors.LayerError(
-                f"{base.describe(self._params)}: child {name} reads {len(child.reads)} values "
-                f"{child.reads!r}, but {before} {len(values)}. Inside, values are passed on by "
-                "position; put it into the network itself to read the stream's names"
-            )
 
     def _note_ranges(
         self, name: str, child: Layer.Params, meta: Meta, inputs: Sequence[SpecNest]
@@ -161,19 +151,15 @@ class SpecCalls(Calls):
                 weights=None if weights is None else own[weights],
             )
 
-    def meta(self, outputs: SpecNest, variables: tuple[VariableSpec, ...] = ()) -> Meta:
+    def meta(self, outputs: SpecNest) -> Meta:
         """Return the composite's Meta: the sum of those of the children that were called.
 
         Each child's `activation_bytes` count what it keeps; those of `concat` are added.
-
-        Args:
-            outputs: outputs of the composite.
-            variables: of the composite itself, before those of its children.
         """
         metas = self.metas
         return Meta(
             outputs=outputs,
-            variables=variables + tuple(v for m in metas for v in m.variables),
+            variables=tuple(v for m in metas for v in m.variables),
             flops_forward=sum(m.flops_forward for m in metas),
             flops_backward=sum(m.flops_backward for m in metas),
             activation_bytes=sum(m.activation_bytes for m in metas) + self._kept_bytes,
@@ -216,13 +202,6 @@ class TensorCalls(Calls):
     def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """See `Calls`."""
         return tf.concat([self.cast(value) for value in values], -1)
-
-    def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
-        """See `Calls`."""
-        values: Nest = inputs[0] if len(inputs) == 1 else inputs
-        for name in names:
-            values = self._layer.child(name, self._theta, values, self._ctx)
-        return values
 
 
 class Composite(Layer):

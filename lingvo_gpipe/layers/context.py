@@ -41,46 +41,27 @@ class Collected:
         self.moments.update(nest["moments"])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
     """What every `fprop` receives: seed, state, step, and where it adds losses and statistics.
 
     Attributes:
         training: whether dropout drops and batch norm uses its micro-batch.
         step: int64 scalar tensor, the update's number.
+        root_seed: int32 [2], the micro-batch's seed (`seeds.micro_batch_seed`).
         state: the layer's state variables as tensors, nested by child like `theta`.
         path: the layer's path, `block/conv`; losses and variables are named by it.
+        frozen: paths of layers that are frozen: all of their weights, or `trainable=False`.
         collected: what this layer and its children have added so far.
     """
 
-    def __init__(
-        self,
-        *,
-        training: bool,
-        step: tf.Tensor,
-        root_seed: tf.Tensor,
-        state: dict[str, Nest],
-        path: str,
-        frozen: frozenset[str] = frozenset(),
-        collected: Collected | None = None,
-    ) -> None:
-        """Make a context.
-
-        Args:
-            training: see the class.
-            step: see the class.
-            root_seed: int32 [2], the micro-batch's seed (`seeds.micro_batch_seed`).
-            state: see the class.
-            path: see the class.
-            frozen: paths of layers that are frozen: all of their weights, or `trainable=False`.
-            collected: where to collect; None: a new one.
-        """
-        self.training = training
-        self.step = step
-        self.root_seed = root_seed
-        self.state = state
-        self.path = path
-        self.frozen = frozen
-        self.collected = Collected() if collected is None else collected
+    training: bool
+    step: tf.Tensor
+    root_seed: tf.Tensor
+    state: dict[str, Nest]
+    path: str
+    frozen: frozenset[str] = frozenset()
+    collected: Collected = dataclasses.field(default_factory=Collected)
 
     @property
     def seed(self) -> tf.Tensor:
@@ -103,16 +84,7 @@ class Context:
 
     def replace(self, **changes: Any) -> Context:
         """Return a copy with some arguments changed; it collects into the same place."""
-        arguments = {
-            "training": self.training,
-            "step": self.step,
-            "root_seed": self.root_seed,
-            "state": self.state,
-            "path": self.path,
-            "frozen": self.frozen,
-            "collected": self.collected,
-        }
-        return Context(**(arguments | changes))
+        return dataclasses.replace(self, **changes)
 
     def add_loss(self, name: str, total: tf.Tensor) -> None:
         """Add the loss `name`: its *sum* over the micro-batch (its weight is declared in Meta).

@@ -1,6 +1,6 @@
 """A second implementation of AmoebaNet, only from published facts: the reference of the tests.
 
-`Plain` computes it in plain TensorFlow from weights by path; `InKeras` builds it from Keras layers.
+`Plain` computes it in plain TensorFlow from weights by path.
 The wiring is transcribed independently, in the shorthand of the papers' figures, and uses nothing
 from `lingvo_gpipe.tasks`.
 """
@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 # Five sums make states 2 to 6; the digits name the states that are concatenated.
@@ -127,82 +126,12 @@ class Plain:
         return tf.pad(x[:, 1:, 1:], [[0, 0], [0, 1], [0, 1], [0, 0]])
 
 
-class InKeras:
-    """The same operations as Keras layers on symbolic tensors.
-
-    Attributes:
-        variables: path → variable.
-    """
-
-    def __init__(self, epsilon: float) -> None:
-        self.epsilon = epsilon
-        self.variables: dict[str, Any] = {}
-
-    def _call(self, path: str, layer: Any, x: Any) -> Any:
-        y = layer(x)
-        for variable in layer.variables:
-            self.variables[f"{path}/{variable.name}"] = variable
-        return y
-
-    def drop(self, path: str, x: Any) -> Any:
-        del path
-        return x
-
-    def relu(self, x: Any) -> Any:
-        return keras.layers.ReLU(dtype="float64")(x)
-
-    def conv(
-        self,
-        path: str,
-        x: Any,
-        filters: int,
-        size: Any = 1,
-        strides: Any = 1,
-        padding: str = "SAME",
-    ) -> Any:
-        layer = keras.layers.Conv2D(
-            filters, size, strides, padding.lower(), use_bias=False, dtype="float64"
-        )
-        return self._call(path, layer, x)
-
-    def separable(self, path: str, x: Any, filters: int, size: int, stride: int) -> Any:
-        depthwise = keras.layers.DepthwiseConv2D(
-            size, stride, "same", use_bias=False, dtype="float64"
-        )
-        y = depthwise(x)
-        self.variables[f"{path}/depthwise_kernel"] = depthwise.kernel
-        pointwise = keras.layers.Conv2D(filters, 1, use_bias=False, dtype="float64")
-        y = pointwise(y)
-        self.variables[f"{path}/pointwise_kernel"] = pointwise.kernel
-        return y
-
-    def norm(self, path: str, x: Any) -> Any:
-        layer = keras.layers.BatchNormalization(epsilon=self.epsilon, dtype="float64")
-        return self._call(path, layer, x)
-
-    def max_pool(self, x: Any, size: int, stride: int) -> Any:
-        return keras.layers.MaxPooling2D(size, stride, "same", dtype="float64")(x)
-
-    def avg_pool(self, x: Any, size: int, stride: int) -> Any:
-        return keras.layers.AveragePooling2D(size, stride, "same", dtype="float64")(x)
-
-    def add(self, a: Any, b: Any) -> Any:
-        return keras.layers.Add(dtype="float64")([a, b])
-
-    def concat(self, values: list[Any]) -> Any:
-        return keras.layers.Concatenate(dtype="float64")(values)
-
-    def odd(self, x: Any) -> Any:
-        behind = keras.layers.ZeroPadding2D(((0, 1), (0, 1)), dtype="float64")(x)
-        return keras.layers.Cropping2D(((1, 0), (1, 0)), dtype="float64")(behind)
-
-
-def conv_norm(o: Any, path: str, x: Any, filters: int, stride: int = 1, relu: bool = True) -> Any:
+def conv_norm(o: Plain, path: str, x: Any, filters: int, stride: int = 1, relu: bool = True) -> Any:
     x = o.relu(x) if relu else x
     return o.norm(f"{path}/norm", o.conv(f"{path}/conv", x, filters, 1, stride))
 
 
-def factorized(o: Any, path: str, x: Any, filters: int) -> Any:
+def factorized(o: Plain, path: str, x: Any, filters: int) -> Any:
     halves = [
         o.conv(f"{path}/path_{n}", part, filters // 2, 1, 2, "VALID")
         for n, part in ((1, x), (2, o.odd(x)))
@@ -210,13 +139,13 @@ def factorized(o: Any, path: str, x: Any, filters: int) -> Any:
     return o.norm(f"{path}/norm", o.concat(halves))
 
 
-def fitted(o: Any, path: str, x: Any, like: Any, filters: int, relu: bool) -> Any:
+def fitted(o: Plain, path: str, x: Any, like: Any, filters: int, relu: bool) -> Any:
     if x.shape[1:3] != like.shape[1:3]:
         return factorized(o, f"{path}/reduce", o.relu(x) if relu else x, filters)
     return x if x.shape[-1] == filters else conv_norm(o, path, x, filters, relu=relu)
 
 
-def bottleneck(o: Any, path: str, kind: str, x: Any, filters: int, stride: int) -> Any:
+def bottleneck(o: Plain, path: str, kind: str, x: Any, filters: int, stride: int) -> Any:
     """A 3×3, or a 1×7 and a 7×1, on a quarter of the filters; on all if a quarter is zero."""
     inner, y = filters // 4 or filters, x
     if filters >= 4:
@@ -233,7 +162,7 @@ def bottleneck(o: Any, path: str, kind: str, x: Any, filters: int, stride: int) 
     return y
 
 
-def operation(o: Any, path: str, kind: str, x: Any, filters: int, stride: int) -> Any:
+def operation(o: Plain, path: str, kind: str, x: Any, filters: int, stride: int) -> Any:
     if kind == "none" and stride == 1 and x.shape[-1] == filters:
         return x
     if kind in ("one", "none"):
@@ -254,7 +183,7 @@ def operation(o: Any, path: str, kind: str, x: Any, filters: int, stride: int) -
     return y if kind == "none" else o.drop(f"{path}/drop_path", y)
 
 
-def cell(o: Any, path: str, kind: tuple[str, str], filters: int, x: Any, previous: Any) -> Any:
+def cell(o: Plain, path: str, kind: tuple[str, str], filters: int, x: Any, previous: Any) -> Any:
     """Compute one cell; `path` ends in a slash or is empty."""
     sums, output = CELLS[kind]
     states = [conv_norm(o, f"{path}base", x, filters)]
@@ -280,7 +209,7 @@ def cell(o: Any, path: str, kind: tuple[str, str], filters: int, x: Any, previou
 
 
 def network(
-    o: Any,
+    o: Plain,
     genotype: str,
     num_cells: int,
     filters: int,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers
 from lingvo_gpipe.layers.heads import weight_by
 from tests.cases import layer_cases
-from tests.cases.layer_cases import IDS, IMAGE, MEMORY, SEQUENCE
+from tests.cases.layer_cases import IDS, IMAGE, SEQUENCE
 
 DTYPE = "float64"
 
@@ -29,7 +29,6 @@ class Pair:
         keras: a layer, or a function of several inputs.
         inputs: specs.
         names: Keras' names of our weights where they differ.
-        tolerance: larger where Keras computes a part in float32.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Pair:
     keras: Callable[[], Any]
     inputs: tuple[tf.TensorSpec, ...]
     names: dict[str, str] = dataclasses.field(default_factory=dict)
-    tolerance: float = 1e-12
 
 
 K = keras.layers
@@ -101,22 +99,6 @@ PAIRS = (
         (SEQUENCE,),
     ),
     Pair(
-        "attention",
-        lambda: layers.MultiHeadAttention.Params(units=8, heads=2, head_dim=3, causal=True),
-        lambda: _KerasAttention(),
-        (SEQUENCE,),
-        tolerance=2e-6,
-    ),
-    Pair(
-        "attention_cross",
-        lambda: layers.MultiHeadAttention.Params(
-            units=8, heads=2, cross=True, reads=("x", "memory", "mask")
-        ),
-        lambda: _KerasCrossAttention(),
-        (SEQUENCE, MEMORY, tf.TensorSpec((3, 5, 4), tf.bool)),
-        tolerance=2e-6,
-    ),
-    Pair(
         "batch_norm",
         lambda: layers.BatchNorm.Params(momentum=0.8),
         lambda: _Training(K.BatchNormalization(momentum=0.8, dtype=DTYPE)),
@@ -134,28 +116,6 @@ class _Training(keras.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         return self.inner(x, training=True)
-
-
-class _KerasAttention(keras.Layer):
-    """Causal self-attention of Keras."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype=DTYPE)
-        self.inner = K.MultiHeadAttention(2, 3, flash_attention=False, dtype=DTYPE)
-
-    def call(self, x: tf.Tensor) -> tf.Tensor:
-        return self.inner(x, x, use_causal_mask=True)
-
-
-class _KerasCrossAttention(keras.Layer):
-    """Attention of Keras to a memory, with a mask."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype=DTYPE)
-        self.inner = K.MultiHeadAttention(2, 4, flash_attention=False, dtype=DTYPE)
-
-    def call(self, x: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        return self.inner(x, memory, attention_mask=mask)
 
 
 def flat_weights(theta: Any) -> dict[str, tf.Tensor]:
@@ -210,17 +170,17 @@ def test_outputs_and_gradients_are_keras_own(pair: Pair) -> None:
     sources = {path: v.value for path, v in variables.items()}
     their_weight, their_input = tape.gradient(target, (sources, floating))
 
-    np.testing.assert_allclose(ours, expected, rtol=pair.tolerance, atol=pair.tolerance)
+    np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
     for path, gradient in flat_weights(by_weight).items():
         np.testing.assert_allclose(
             tf.convert_to_tensor(gradient),
             tf.reshape(tf.convert_to_tensor(their_weight[path]), gradient.shape),
-            rtol=pair.tolerance,
-            atol=pair.tolerance,
+            rtol=1e-12,
+            atol=1e-12,
             err_msg=path,
         )
     for gradient, their in zip(by_input, their_input, strict=True):
-        np.testing.assert_allclose(gradient, their, rtol=pair.tolerance, atol=pair.tolerance)
+        np.testing.assert_allclose(gradient, their, rtol=1e-12, atol=1e-12)
 
 
 def batch_norm(**fields: Any) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
@@ -58,7 +60,7 @@ def test_a_vocabulary_in_slices_is_the_same_model() -> None:
     found = []
     for slices in (1, 3):
         layers = transformer.language_model(1, **sizes)
-        by_name = {"embedding": slices, "softmax": slices}
+        by_name: Any = {"embedding": slices, "softmax": slices}
         pipe = pipelining.PipeliningLayer.Params(layers=layers, slices=by_name).instantiate()
         pipe.build(batch)
         for variable in pipe.by_path.values():  # rows are equal, wherever they are cut

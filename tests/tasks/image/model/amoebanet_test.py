@@ -1,10 +1,9 @@
-"""AmoebaNet's cells compared with plain Keras, its parts by hand, and refusals."""
+"""AmoebaNet's cells compared with the reference, its parts by hand, and refusals."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,100 +26,52 @@ INPUTS = {
 }
 
 
-class Both:
-    """A cell and the Keras model of it, with equal weights and inputs."""
-
-    def __init__(self, kind: tuple[str, str], shapes: tuple[tuple[int, ...], ...]) -> None:
-        self.params = amoebanet.AmoebaCell.Params(
-            genotype=kind[0],
-            reduction=kind[1] == "reduction",
-            filters=FILTERS,
-            norm=NORM,
-            reads=("x", "previous")[: len(shapes)],
-            dtype="float64",
-        )
-        specs = tuple(tf.TensorSpec(shape, tf.float64) for shape in shapes)
-        self.meta = layer_cases.meta_of(self.params, *specs)
-        self.inputs = layer_cases.draw(specs, seed=3)
-        o = amoeba_reference.InKeras(epsilon=1e-3)
-        symbols = [keras.Input(shape[1:], shape[0], dtype="float64") for shape in shapes]
-        output = amoeba_reference.cell(
-            o, "", kind, FILTERS, symbols[0], symbols[1] if len(symbols) > 1 else None
-        )
-        self.model = keras.Model(symbols, output)
-        self.variables = o.variables
-
-    def give_weights(self) -> dict[str, tf.Tensor]:
-        """Draw a value for every variable, give it to Keras and return it by path."""
-        rng = np.random.default_rng(7)
-        drawn = {}
-        for path, variable in sorted(self.variables.items()):
-            value = rng.normal(size=variable.shape) + path.endswith(("gamma", "variance"))
-            variable.assign(np.abs(value) + 0.1 if path.endswith("variance") else value)
-            drawn[path] = tf.constant(variable.numpy())
-        return drawn
-
-    def keras(self, *, training: bool) -> dict[str, Any]:
-        """Return output, gradients by path and gradients of the inputs, as Keras has them."""
-        trained = {p: v.value for p, v in self.variables.items() if "/moving_" not in p}
-        with tf.GradientTape() as tape:
-            tape.watch(self.inputs)
-            output = self.model(list(self.inputs), training=training)
-            target = _target(output)
-        found = tape.gradient(target, [trained, list(self.inputs)])
-        return {"output": output, "weights": found[0], "inputs": found[1]}
-
-    def ours(self, drawn: dict[str, tf.Tensor], *, training: bool) -> dict[str, Any]:
-        """Return the same of the cell."""
-        trained = {p: v for p, v in drawn.items() if "/moving_" not in p}
-        state = layer_cases.nested({p: v for p, v in drawn.items() if p not in trained})
-        layer = self.params.instantiate()
-        with tf.GradientTape() as tape:
-            tape.watch([trained, self.inputs])
-            ctx = layer_cases.context(state, training=training)
-            output = layer.run(layer_cases.nested(trained), layer_cases.as_read(self.inputs), ctx)
-            target = _target(output)
-        found = tape.gradient(target, [trained, list(self.inputs)])
-        return {"output": output, "weights": found[0], "inputs": found[1]}
-
-
-def _target(output: tf.Tensor) -> tf.Tensor:
-    shares = tf.cos(tf.cast(tf.range(tf.size(output)), tf.float64))
-    return tf.reduce_sum(tf.reshape(output, [-1]) * shares)
-
-
-def assert_same(ours: dict[str, Any], plain: dict[str, Any]) -> None:
-    tf.nest.assert_same_structure(ours, plain)
-    largest = max(float(tf.reduce_max(tf.abs(g))) for g in plain["weights"].values())
-    for a, b in zip(tf.nest.flatten(ours), tf.nest.flatten(plain), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * largest)
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 @pytest.mark.parametrize("read", INPUTS)
-def test_a_cell_has_the_variables_of_the_keras_model(kind: tuple[str, str], read: str) -> None:
-    both = Both(kind, INPUTS[read])
-    expected = {path: tuple(v.shape) for path, v in both.variables.items()}
-    assert {v.path: v.shape for v in both.meta.variables} == expected
-    assert {v.path for v in both.meta.variables if v.is_state} == {
-        path for path in expected if "/moving_" in path
+def test_a_cell_is_that_of_the_reference(kind: tuple[str, str], read: str) -> None:
+    """Output, variables and every gradient in training."""
+    shapes = INPUTS[read]
+    params = amoebanet.AmoebaCell.Params(
+        genotype=kind[0],
+        reduction=kind[1] == "reduction",
+        filters=FILTERS,
+        norm=NORM,
+        reads=("x", "previous")[: len(shapes)],
+        dtype="float64",
+    )
+    specs = tuple(tf.TensorSpec(shape, tf.float64) for shape in shapes)
+    meta, inputs = layer_cases.meta_of(params, *specs), layer_cases.draw(specs, seed=3)
+    random = np.random.default_rng(7)
+    weights = {
+        v.path: tf.constant(random.normal(size=v.shape) + v.path.endswith("gamma"))
+        for v in meta.variables
+        if not v.is_state
     }
-    assert tuple(both.meta.outputs.shape) == both.model.output.shape
+    _, state = layer_cases.create_variables(meta)
+    cell = params.instantiate()
 
+    def ours() -> Any:
+        ctx = layer_cases.context(state)
+        return cell.run(layer_cases.nested(weights), layer_cases.as_read(inputs), ctx)
 
-@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-@pytest.mark.parametrize("read", ["a larger state before", "no state before"])
-def test_a_cell_computes_what_the_keras_model_does(kind: tuple[str, str], read: str) -> None:
-    both = Both(kind, INPUTS[read])
-    drawn = both.give_weights()
-    assert_same(both.ours(drawn, training=True), both.keras(training=True))
+    def reference() -> Any:
+        o = amoeba_reference.Plain(weights, epsilon=1e-3)
+        return amoeba_reference.cell(
+            o, "", kind, FILTERS, inputs[0], inputs[1] if len(inputs) > 1 else None
+        )
 
-
-@pytest.mark.parametrize("kind", [("A", "normal"), ("D", "reduction")], ids=" ".join)
-def test_a_cell_computes_what_the_keras_model_does_in_evaluation(kind: tuple[str, str]) -> None:
-    both = Both(kind, INPUTS["a state of other channels"])
-    drawn = both.give_weights()
-    assert_same(both.ours(drawn, training=False), both.keras(training=False))
+    results = []
+    for compute in (ours, reference):
+        with tf.GradientTape() as tape:
+            tape.watch([weights, inputs])
+            output = compute()
+            shares = tf.cos(tf.cast(tf.range(tf.size(output)), tf.float64))
+            target = tf.reduce_sum(tf.reshape(output, [-1]) * shares)
+        results.append((output, tape.gradient(target, [weights, list(inputs)])))
+    assert tuple(meta.outputs.shape) == results[1][0].shape
+    largest = max(float(tf.reduce_max(tf.abs(g))) for g in results[1][1][0].values())
+    for a, b in zip(*map(tf.nest.flatten, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * largest)
 
 
 # --- the list of layers ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
-from lingvo_gpipe.input.reading import Batches, InputPart
+from lingvo_gpipe.input.reading import Batches, CutOut, Reading
 from lingvo_gpipe.input.serving import Program, Serving
 from lingvo_gpipe.nests import Batch
 from lingvo_gpipe.network.parts import Part
@@ -74,13 +74,9 @@ class Input(hyperparams.Configurable, abc.ABC):
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
 
-    def part(self, numbers: Mapping[str, Any]) -> InputPart:
-        """Return what reads a part of each mini-batch: here, whole ones are read and cut.
-
-        Args:
-            numbers: attributes of `network.parts.Part`.
-        """
-        return InputPart(self, Part(**numbers))
+    def part(self, part: Part, seed: int, position: int = 0) -> Reading:
+        """Return a part of each mini-batch of `batches`: here, whole ones are read and cut."""
+        return CutOut(self.batches(seed, position), part)
 
     @property
     def class_names(self) -> tuple[str, ...]:

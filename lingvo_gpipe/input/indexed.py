@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input.base import Input, check_split
-from lingvo_gpipe.input.reading import Batches, InputPart, Reading
+from lingvo_gpipe.input.reading import Batches, Reading
 from lingvo_gpipe.nests import Batch
 from lingvo_gpipe.network.parts import Part
 
@@ -124,9 +124,11 @@ class Indexed(Input):
 
         return _Examples(self, split, rows, len(places), seed, position)
 
-    def part(self, numbers: Mapping[str, Any]) -> InputPart:
-        """Return what reads a part of each mini-batch; in training, only these examples."""
-        return _IndexedPart(self, Part(**numbers))
+    def part(self, part: Part, seed: int, position: int = 0) -> Reading:
+        """Return a part of each mini-batch of `batches`; no other example is read."""
+        if not all(spec.shape.is_fully_defined() for spec in self.example_spec().values()):
+            return super().part(part, seed, position)  # padded alike, where a batch is padded
+        return self.training(seed, position, part.examples(self.params.batch_size))
 
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
@@ -213,20 +215,6 @@ class _Examples(Batches):
                 if unreadable == passed_over:
                     raise
                 dataset = self._dataset(done)
-
-
-class _IndexedPart(InputPart):
-    """The part of each mini-batch that one replica computes; in training, it reads no other."""
-
-    whole: Indexed
-
-    def batches(self, seed: int, position: int = 0) -> Reading:
-        """Return its part of the mini-batches of training; see `Input.batches`."""
-        specs = self.whole.example_spec().values()
-        places = self.part.examples(self.whole.params.batch_size)
-        if not all(spec.shape.is_fully_defined() for spec in specs):
-            return super().batches(seed, position)  # padded alike, where a batch is padded
-        return self.whole.training(seed, position, places)
 
 
 class InMemory(Indexed):

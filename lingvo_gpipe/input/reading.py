@@ -5,16 +5,12 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Batch
 from lingvo_gpipe.network.parts import Part
-
-if TYPE_CHECKING:
-    from lingvo_gpipe.input.base import Input
 
 
 class Reading(abc.ABC):
@@ -74,33 +70,16 @@ class Batches(Reading):
             position += 1
 
 
-class InputPart:
+class CutOut(Reading):
     """The part of each mini-batch that one replica computes, cut out of the whole one.
 
-    Attributes:
-        whole: the input.
-        part: which examples.
+    A part of the last mini-batch of an evaluation may have no examples.
     """
-
-    def __init__(self, whole: Input, part: Part) -> None:
-        self.whole = whole
-        self.part = part
-
-    def batches(self, seed: int, position: int = 0) -> Reading:
-        """Return its part of the mini-batches of training; see `Input.batches`."""
-        return _CutOut(self.whole.batches(seed, position), self.part)
-
-    def evaluation(self, split: str, batch_size: int | None = None) -> Reading:
-        """Return its part of the mini-batches of an evaluation; it may have no examples."""
-        return _CutOut(self.whole.evaluation(split, batch_size), self.part)
-
-
-class _CutOut(Reading):
-    """Parts of mini-batches that are read whole."""
 
     is_cut = True
 
     def __init__(self, whole: Reading, part: Part) -> None:
+        """Cut `part` out of the mini-batches of `whole`."""
         super().__init__()
         self._whole = whole
         self._part = part

@@ -35,6 +35,8 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.cluster import child, worker_supervisor
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Input, Reading
+from lingvo_gpipe.input.reading import CutOut
+from lingvo_gpipe.network.parts import Part
 
 TOKEN = "pyfunc_0"
 """TensorFlow's name of the first function that a process registers; a worker registers no other."""
@@ -113,10 +115,13 @@ class Requests:
                     f"other data than the chief's: {name} is {value}, the chief's {expected}. Copy "
                     "the same data to both hosts, or set input.on_worker=False"
                 )
-        batches = source if asked["part"] is None else source.part(asked["part"])
-        if split is None:
-            return batches.batches(asked["seed"], asked["position"])
-        return batches.evaluation(split)
+        part = None if asked["part"] is None else Part(**asked["part"])
+        if split is not None:
+            whole = source.evaluation(split)
+            return whole if part is None else CutOut(whole, part)
+        if part is None:
+            return source.batches(asked["seed"], asked["position"])
+        return source.part(part, asked["seed"], asked["position"])
 
 
 def _arrays(batch: Mapping[str, Any], fields: Mapping[str, str]) -> list[np.ndarray[Any, Any]]:

@@ -202,7 +202,7 @@ def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> N
         params.model.layers = [dense.set(writes=("y",)), head]
         params.model.outputs = ("x", "y")
     elif case == "tokens":
-        reshape = from_keras(keras.layers.Reshape([2, 2])).set(name="r", reads=("point",))
+        reshape = from_keras(keras.layers.Reshape([2, 2]), reads=("point",))
         params.model.layers = [reshape, head.set(reads=("x", "label"))]
         batch["label"] = tf.zeros([8, 2], tf.int32)
     else:

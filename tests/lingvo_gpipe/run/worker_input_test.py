@@ -6,7 +6,6 @@ it in processes of its own.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import socket
@@ -321,7 +320,7 @@ def test_a_worker_reads_only_its_part(tmp_path: Path, token: str) -> None:
     read = in_parts(own, token, 2, 2)
     with pytest.raises(errors.InputError, match="mini-batch 2 cannot be read"):
         next(iter(read.batches(1, 2)))
-    second = own.part(dataclasses.asdict(Part(1, 2, 2, None, 0))).batches(1, 2)
+    second = own.part(Part(1, 2, 2, None, 0), 1, 2)
     assert arrays(second, ["id"], 1) == [{"id": (tf.int32, (2,), [10, 0])}]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.input.reading import CutOut
 from lingvo_gpipe.network.parts import Part
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels
@@ -91,11 +91,11 @@ def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
     found, counts = [], []
     for replica in range(2):
         own = Part(replica, 2, micro_batches, None, batch_dim=0)
-        part = folder_input(folder, **more).part(dataclasses.asdict(own))
-        batches = part.batches(7, 2)
+        source = folder_input(folder, **more)
+        batches = source.part(own, 7, 2)
         found.append(drawn(batches, 4))
         counts.append(batches.counts["replaced"])
-        left = part.evaluation("test", 2)
+        left = CutOut(source.evaluation("test", 2), own)
         for one, other in zip(left, evaluated, strict=True):
             for name, value in own.cut(other).items():
                 np.testing.assert_array_equal(one[name], value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 

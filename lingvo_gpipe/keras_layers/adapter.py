@@ -127,14 +127,12 @@ class KerasLayer(Layer):
         def is_frozen(path: str) -> bool:
             return self._at(ctx, path).is_frozen
 
-        before = function.attributes()
         called = trace.call(
             params,
             function,
             values,
             trace.CallSettings(weights, ctx.fold, ctx.training, is_frozen),
         )
-        function.check_attributes(before)
         for kind in traced.losses:
             examples = tf.shape(tf.nest.flatten(values)[0])[params.batch_dim or 0]
             losses = trace.losses(params, function, called, weights)[kind]

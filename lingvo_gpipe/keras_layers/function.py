@@ -214,21 +214,29 @@ class KerasFunction:
             for name, value in variables.own_attributes(layer).items()
         }
 
+    def changed_attribute(self, before: dict[tuple[str, str], Any]) -> tuple[str, str] | None:
+        """Return path and name of an attribute that has changed, or holds a symbolic tensor."""
+        for key, value in self.attributes().items():
+            known = before.get(key, _shallow(None))
+            if not _alike(known, value) or any(map(tf.is_symbolic_tensor, value)):
+                return key
+        return None
+
     def check_attributes(self, before: dict[tuple[str, str], Any]) -> None:
         """Refuse a layer whose call changed an attribute or stored a tensor in one.
 
         Raises:
             LayerError: naming the attribute.
         """
-        for (path, name), value in self.attributes().items():
-            known = before.get((path, name), _shallow(None))
-            if _alike(known, value) and not any(map(tf.is_symbolic_tensor, value)):
-                continue
-            where = f" of {path}" if path else ""
-            raise self._refused(
-                f"its call stores a value in the attribute {name!r}{where}, which a pipeline "
-                "would lose. Return it as an output"
-            )
+        changed = self.changed_attribute(before)
+        if changed is None:
+            return
+        path, name = changed
+        where = f" of {path}" if path else ""
+        raise self._refused(
+            f"its call stores a value in the attribute {name!r}{where}, which a pipeline "
+            "would lose. Return it as an output"
+        )
 
     def check_graph(self, graph: tf.Graph) -> None:
         """Refuse a layer whose traced call reads variables or has stateful operations.

@@ -153,16 +153,22 @@ def _example_call(live: keras.layers.Layer) -> tuple[Any, Any] | None:
     """Return arguments of a small call like the one that built a layer; None: it is unknown."""
     if not live._inbound_nodes:
         return None
-    random = np.random.default_rng(0)
-
-    def example(value: Any) -> Any:
-        if not isinstance(value, keras.KerasTensor):
-            return value
-        shape = [2 if size is None else size for size in value.shape]
-        dtype = tf.as_dtype(value.dtype)
-        if dtype.is_floating:
-            return tf.cast(random.normal(size=shape), dtype)
-        return tf.cast(random.integers(0, 2, size=shape), dtype)
-
     arguments = live._inbound_nodes[0].arguments
     return keras.tree.map_structure(example, (arguments.args, arguments.kwargs))
+
+
+def example(value: Any, size: int = 2) -> Any:
+    """Return numbers in place of a symbolic tensor; anything else as it is.
+
+    Args:
+        value: an argument of a layer's call.
+        size: of dimensions that are unknown, such as the number of examples.
+    """
+    if not isinstance(value, keras.KerasTensor):
+        return value
+    random = np.random.default_rng(0)
+    shape = [size if dimension is None else dimension for dimension in value.shape]
+    dtype = tf.as_dtype(value.dtype)
+    if dtype.is_floating:
+        return tf.cast(random.normal(size=shape), dtype)
+    return tf.cast(random.integers(0, 2, size=shape), dtype)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers.model import graph_of, in_order, nodes_of
+from lingvo_gpipe.keras_layers.model import graph_of, inputs_of, nodes_of
 
 
 def has_output_masks(model: Functional) -> bool:
@@ -63,7 +63,7 @@ def _masks(
     for node in nodes_of(graph):
         operation, inner = node.operation, graph_of(node.operation)
         if inner is not None:
-            reads = in_order(inner, node.arguments.args[0])
+            reads = inputs_of(inner, node)
             known = [value_of.get(id(t), t) for t in reads]
             computed = _masks(inner, known, [mask_of.get(id(t)) for t in reads])
         elif getattr(operation, "supports_masking", False) and node.arguments.args:

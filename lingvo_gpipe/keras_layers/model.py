@@ -13,17 +13,19 @@ name in the stream, so that skip connections follow the graph. Functional models
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers import adapter, config, function, trace, variables
-from lingvo_gpipe.keras_layers.live import Live
+from lingvo_gpipe.keras_layers import adapter, config, function, variables
+from lingvo_gpipe.keras_layers.live import Live, example
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.nests import NameNest
@@ -173,7 +175,7 @@ def _chain(model: keras.Sequential, keep_weights: bool, keras_updates: bool, fie
             keras_updates=keras_updates,
         )
         params.examples = field
-        _refuse_hidden_state(layer, params, {}, keras_updates=keras_updates)
+        _refuse_hidden_state(layer, params, keras_updates=keras_updates)
         layers.append(params)
         read = name
     calls = {cutter.names[id(layer)]: layer for layer in model.layers}
@@ -207,7 +209,6 @@ class _Cutter:
         self._keras_updates = keras_updates
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
-        self._specs: dict[str, tf.TensorSpec] = {}
         self._inputs: set[int] = set()  # ids of the symbolic inputs of graphs
 
     @property
@@ -260,7 +261,7 @@ class _Cutter:
             if inner is None or explicit:
                 self._call(node, streams, explicit)
                 continue
-            reads = [streams[id(t)] for t in in_order(inner, node.arguments.args[0])]
+            reads = [streams[id(t)] for t in inputs_of(inner, node)]
             inside = {id(tensor): read for tensor, read in zip(inner.inputs, reads, strict=True)}
             self.cut(inner, inside)
             for outer, result in zip(node.outputs, inner.outputs, strict=True):
@@ -284,9 +285,7 @@ class _Cutter:
             params.set(args=call.args, kwargs=call.kwargs, picks=call.picks)
             params.set(takes=call.takes, mixes=call.mixes)
             params.set(examples=field, tie=_ties(call, owners))
-            _refuse_hidden_state(
-                call.operation, params, self._specs, keras_updates=self._keras_updates
-            )
+            _refuse_hidden_state(call.operation, params, keras_updates=self._keras_updates)
             layers.append(params)
         return layers
 
@@ -306,8 +305,6 @@ class _Cutter:
             masks = {read: self._masks[read] for read in reads if read in self._masks}
         several = len(node.outputs) > 1
         writes = [f"{name}:{n}" if several else name for n in range(len(node.outputs))]
-        for tensor in node.arguments.keras_tensors:
-            self._specs[streams[id(tensor)]] = _example_spec(tensor)
         for tensor, write, has in zip(
             node.outputs, writes, self._gives_masks(node, streams), strict=True
         ):
@@ -389,11 +386,13 @@ class _Cutter:
         return free
 
 
-def in_order(inner: Functional, argument: Any) -> list[keras.KerasTensor]:
-    """Return what an inner model is called with, in the order of its inputs, as Keras matches it.
+def inputs_of(inner: Functional, node: Any) -> list[keras.KerasTensor]:
+    """Return what a node calls an inner model with, in the order of the model's inputs.
 
     A dictionary is matched by the names of the `Input`s, unless the model itself was made of one.
     """
+    arguments = node.arguments
+    argument = arguments.args[0] if arguments.args else arguments.kwargs["inputs"]
     if isinstance(argument, dict) and not isinstance(inner.input, dict):
         names = [tensor.name for tensor in inner.inputs]
         if set(names) <= argument.keys():
@@ -403,16 +402,38 @@ def in_order(inner: Functional, argument: Any) -> list[keras.KerasTensor]:
 
 
 def _mixes_examples(node: Any) -> bool:
-    """Return whether a dimension of an output is the number of examples, or none is."""
+    """Return whether an output of a node depends on which examples are in a mini-batch together.
+
+    Symbolic shapes raise the suspicion: a dimension of an output seems to be the number of
+    examples, or none is. Layers may declare such shapes without need, so the node is then run on
+    examples together and apart.
+    """
     inputs = node.arguments.keras_tensors
     if not inputs or any(not t.shape or t.shape[0] is not None for t in inputs):
         return False
     if any(size is None for tensor in inputs for size in tensor.shape[1:]):
         return False  # other sizes than the number of examples are unknown, too
-    return any(
-        not tensor.shape or tensor.shape[0] is not None or None in tensor.shape[1:]
-        for tensor in node.outputs
+    if all(t.shape and t.shape[0] is None and None not in t.shape[1:] for t in node.outputs):
+        return False
+    arguments = node.arguments.args, node.arguments.kwargs
+    examples = keras.tree.map_structure(functools.partial(example, size=4), arguments)
+
+    def run(part: slice) -> list[Any]:
+        args, kwargs = keras.tree.map_structure(
+            lambda value: value[part] if tf.is_tensor(value) else value, examples
+        )
+        return [np.asarray(value) for value in keras.tree.flatten(node.operation(*args, **kwargs))]
+
+    parts = zip(run(slice(0, 4)), run(slice(0, 2)), run(slice(2, 4)), strict=True)
+    return not all(
+        (_alike(whole, first) and _alike(whole, second))
+        or (whole.ndim and _alike(whole, np.concatenate([first, second])))
+        for whole, first, second in parts
     )
+
+
+def _alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, 1e-4, 1e-4, equal_nan=True)
 
 
 def nodes_of(graph: Functional) -> list[Any]:
@@ -479,32 +500,14 @@ def _ties(call: _Call, owners: dict[int, str]) -> dict[str, str]:
     return ties
 
 
-# Layers of Keras that write variables, or read tables; only their trace says so.
-_NOT_PURE = (
-    keras.layers.IntegerLookup,
-    keras.layers.Lambda,
-    keras.layers.SpectralNormalization,
-    keras.layers.StringLookup,
-    keras.layers.TextVectorization,
-)
-
-
 def _refuse_hidden_state(
-    operation: keras.Operation,
-    params: adapter.KerasLayer.Params,
-    specs: Mapping[str, tf.TensorSpec],
-    *,
-    keras_updates: bool,
+    operation: keras.Operation, params: adapter.KerasLayer.Params, *, keras_updates: bool
 ) -> None:
-    """Refuse a layer that cannot be made again, or cannot be a pure function.
-
-    Layers of Keras are known to be pure, except for a few. Those and all others are traced, if the
-    shapes of their inputs are known.
+    """Refuse a layer that cannot be made again, or hides state; its trace shows what else is wrong.
 
     Args:
         operation: layer or operation of the model.
         params: params of the layer.
-        specs: name in the stream → spec of it, of a few examples.
         keras_updates: see `from_keras_model`.
 
     Raises:
@@ -515,27 +518,12 @@ def _refuse_hidden_state(
     if reason is not None:
         kind = type(operation).__name__
         raise errors.LayerError(f"{params.name} ({kind}): {reason}")
-    if not isinstance(operation, keras.layers.Layer):
-        return
     settings = params.config
-    if not isinstance(settings, Live):
+    if isinstance(operation, keras.layers.Layer) and not isinstance(settings, Live):
         try:
             function.without_values(lambda: config.from_config(settings, params.policy))
         except errors.LayerError as error:
             raise errors.LayerError(f"{params.name}: {error}") from error
-    foreign = any(
-        isinstance(layer, _NOT_PURE) or not type(layer).__module__.startswith("keras.")
-        for layer in variables.sublayers(operation).values()
-    )
-    read = [specs.get(name) for name in params.reads]
-    if foreign and all(spec is not None and spec.shape.is_fully_defined() for spec in read):
-        trace.trace(params, read)
-
-
-def _example_spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
-    """Return the spec of a symbolic tensor of two examples."""
-    batch = [2 if size is None else size for size in tensor.shape[:1]]
-    return tf.TensorSpec([*batch, *tensor.shape[1:]], tensor.dtype)
 
 
 def _number(operation: keras.Operation) -> int:

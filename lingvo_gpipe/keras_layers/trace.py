@@ -220,7 +220,10 @@ def _traced(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
     before = function.attributes()
     if isinstance(function.made, keras.layers.Layer):
         _run(params, function, inputs, training=False)
-    function.check_attributes(before)
+    if function.changed_attribute(before) is not None:
+        # An equal call may set the attribute again as it was, such as self.training = training.
+        _run(params, function, inputs, training=True)
+        function.check_attributes(before)
     if ACTIVITY in traced.losses:
         traced = dataclasses.replace(traced, adds_sums=_adds_sums(params, function, inputs))
     if structure is not None:

@@ -14,6 +14,7 @@ from keras import layers
 from lingvo_gpipe import errors, optim, pipelining
 from lingvo_gpipe import layers as own_layers
 from lingvo_gpipe.keras_layers import Network, from_keras_model
+from tests.lingvo_gpipe.keras_layers import whole_models
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -172,6 +173,55 @@ def test_a_mean_over_the_batch_needs_one_micro_batch() -> None:
     model = keras.Model(f, layers.Dense(2)(f - keras.ops.mean(f, axis=0)))
     with pytest.raises(errors.LayerError, match="compares the examples"):
         pipeline(model)(random(8, 6))
+
+
+class Offsets(layers.Layer):
+    """Returns the same for every mini-batch, as tables of positions do."""
+
+    def build(self, shape: Any) -> None:
+        self.offsets = self.add_weight(shape=shape[1:], name="offsets")
+
+    def call(self, x: Any) -> Any:
+        del x
+        return self.offsets.value
+
+
+class Vague(layers.Layer):
+    """Declares a shape with an unknown dimension that is not the number of examples."""
+
+    def call(self, x: Any) -> Any:
+        return x * 2.0
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor((None, None), x.dtype)
+
+
+class Frames(layers.Layer):
+    """Splits the first dimension into examples and three frames."""
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.mean(keras.ops.reshape(x, [x.shape[0] // 3, 3, 6]), axis=1)
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor((None, 6), x.dtype)
+
+
+class Mode(layers.Layer):
+    """Notes the mode of its last call."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        self.was_training = training
+        return x * 2.0
+
+
+def test_layers_of_unusual_shapes_and_attributes_are_those_of_keras() -> None:
+    f = keras.Input([3, 6], name="f")
+    frames = keras.ops.reshape(f, [-1, 6]) + Offsets()(keras.ops.reshape(f, [-1, 18])[:, :6])
+    x = Vague()(Mode()(layers.Dense(6)(Frames()(frames))))
+    inside = keras.Input([6], name="inside")
+    inner = keras.Model({"inside": inside}, layers.Dense(2)(inside))
+    model = keras.Model(f, inner(inputs={"inside": x}))
+    whole_models.check(model, [random(5, 3, 6)], tolerance=1e-5)
 
 
 # --- Gradients and updates ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors, hyperparams, network, pipelining
 from lingvo_gpipe.keras_layers import adapter, config, from_keras_model
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
@@ -187,10 +187,16 @@ def test_what_hides_state_is_refused_with_the_reason(
     assert "\n" not in message
 
 
+def analyze(model: keras.Model) -> None:
+    cut = from_keras_model(model)
+    params = pipelining.PipeliningLayer.Params(layers=cut.layers)
+    network.analyze(params, {cut.inputs: tf.TensorSpec(ROWS, tf.float32)})
+
+
 @pytest.mark.parametrize(
     ("make", "text"), [(make, text) for make, shape, text in REFUSED if shape == ROWS]
 )
-def test_it_is_refused_when_a_model_is_cut(make: Any, text: str) -> None:
+def test_it_is_refused_in_a_model(make: Any, text: str) -> None:
     x = keras.Input(ROWS[1:], batch_size=ROWS[0])
     live = make()
     if make is MakesVariable:  # Keras makes no model of it either
@@ -200,7 +206,7 @@ def test_it_is_refused_when_a_model_is_cut(make: Any, text: str) -> None:
         from_keras_model(model)  # built, it has mean 0 and variance 1
         return
     with pytest.raises(errors.LayerError) as caught:
-        from_keras_model(model)
+        analyze(model)
     message = str(caught.value)
     assert text in message
     assert message.startswith(f"{config.automatic_stem(live) or live.name} (")

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
@@ -63,80 +62,90 @@ def check(
     model: keras.Model,
     inputs: list[Any],
     *,
-    sizes: tuple[int, int] = (3, 2),
+    sizes: tuple[int, ...] = (3, 2),
     num_partitions: int = 2,
     tolerance: float = 1e-10,
     **more: Any,
-) -> None:
-    """Compare a pipeline of two micro-batches with the model on each of them.
+) -> float:
+    """Compare a pipeline with the model, which is called on each micro-batch.
 
     Args:
         model: with fixed input shapes; float64, where rounding is not to count.
         inputs: an array for each of its inputs, of sum(sizes) examples.
         sizes: examples of the micro-batches.
         num_partitions: K.
-        tolerance: allowed error of a gradient, relative to its largest element, or to a thousandth
-            of the largest of all.
+        tolerance: allowed error of an output or gradient, relative to its largest element, or to a
+            thousandth of the largest of all.
         **more: fields of the pipeline.
+
+    Returns:
+        The largest of these errors.
     """
     cut = from_keras_model(model)
-    outputs = keras.tree.flatten(cut.outputs)
-    targets = {
-        f"target_{number}": random(sum(sizes), *tensor.shape[1:], seed=number + 3)
-        for number, tensor in enumerate(model.outputs)
-    }
-    own = [
-        *cut.layers,
-        *(
-            MeanSquaredError.Params(
-                name=f"head_{n}", loss_name=f"loss_{n}", reads=(output, f"target_{n}")
-            )
-            for n, output in enumerate(outputs)
-        ),
-    ]
-    params = pipelining.PipeliningLayer.Params(
-        layers=own,
-        outputs=cut.outputs,
-        num_partitions=num_partitions,
-        num_micro_batches=2,
-        **more,
-    )
     fields = dict(zip(keras.tree.flatten(cut.inputs), inputs, strict=True))
-    pipe = params.instantiate()
-    result = pipe.value_and_gradients({**fields, **targets}, step=0)
-
     names = paths_of(cut)
-    weights, statistics = model.trainable_variables, model.non_trainable_variables
+    weights = [v for v in model.trainable_variables if id(v) in names]
+    statistics = model.non_trainable_variables
     before = {id(v): v.numpy() for v in statistics}
-    total = {names[id(v)]: np.zeros(v.shape) for v in weights}
+    gradients = {names[id(v)]: np.zeros(v.shape) for v in weights}
     after: list[dict[int, Any]] = []
-    loss = 0.0
-    for number, part in enumerate((slice(0, sizes[0]), slice(sizes[0], None))):
+    outputs: list[list[Any]] = []
+    targets: dict[int, Any] = {}
+    loss, start = 0.0, 0
+    for number, size in enumerate(sizes):
+        part = slice(start, start := start + size)
         seed_layers(cut, number)
         given = {name: array[part] for name, array in fields.items()}
         with tf.GradientTape() as tape:
             called = keras.tree.flatten(
                 model(wiring.in_structure(cut.inputs, given), training=True)
             )
-            part_loss = tf.add_n(
-                [
-                    tf.reduce_sum(tf.square(output - target[part])) / target.size
-                    for output, target in zip(called, targets.values(), strict=True)
-                ]
-            )
+            # What layers add is a mean over examples.
+            added = [tf.cast(each, "float64") * size / sum(sizes) for each in model.losses]
+            part_loss = tf.add_n([tf.zeros([], "float64"), *added])
+            for n, output in enumerate(called):
+                if output.dtype.is_floating:
+                    shape = (sum(sizes), *output.shape[1:])
+                    target = targets.setdefault(n, random(*shape, seed=n + 3))
+                    squares = tf.square(tf.cast(output, "float64") - target[part])
+                    part_loss += tf.reduce_sum(squares) / target.size
+        outputs.append([tf.convert_to_tensor(output).numpy() for output in called])
         loss += float(part_loss)
-        found = tape.gradient(part_loss, [v.value for v in weights])
-        for variable, gradient in zip(weights, found, strict=True):
-            total[names[id(variable)]] += tf.convert_to_tensor(gradient).numpy()
+        parts = tape.gradient(part_loss, [v.value for v in weights], None, "zero")
+        for variable, gradient in zip(weights, parts, strict=True):
+            gradients[names[id(variable)]] += tf.convert_to_tensor(gradient).numpy()
         after.append({id(v): v.numpy() for v in statistics})
         for variable in statistics:
             variable.assign(before[id(variable)])
-    assert float(result.loss) == pytest.approx(loss, rel=tolerance)
-    assert set(result.gradients) == set(total)
-    largest = max(np.abs(gradient).max() for gradient in total.values())
-    for path, gradient in total.items():
+
+    streams = keras.tree.flatten(cut.outputs)
+    heads = [
+        MeanSquaredError.Params(
+            name=f"head_{n}", loss_name=f"loss_{n}", reads=(streams[n], f"target_{n}")
+        )
+        for n in targets
+    ]
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[*cut.layers, *heads],
+        outputs=cut.outputs,
+        num_partitions=num_partitions,
+        num_micro_batches=len(sizes),
+        **more,
+    ).instantiate()
+    labels = {f"target_{n}": target for n, target in targets.items()}
+    result = pipe.value_and_gradients({**fields, **labels}, step=0, outputs=True)
+    errors = {"the loss": abs(float(result.loss) - loss) / loss}
+    for stream, parts in zip(streams, zip(*outputs, strict=True), strict=True):
+        wanted = np.concatenate(parts).astype("float64")
+        found = tf.cast(result.outputs[stream], "float64").numpy()
+        errors[stream] = np.abs(found - wanted).max() / np.abs(wanted).max()
+    assert set(result.gradients) == set(gradients)
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
+    for path, gradient in gradients.items():
         scale = max(np.abs(gradient).max(), 1e-3 * largest)
-        assert np.abs(result.gradients[path] - gradient).max() <= tolerance * scale, path
+        errors[path] = np.abs(result.gradients[path] - gradient).max() / scale
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+    assert not wrong, wrong
 
     moved = pipe.merge_moments(result.moments)
     norms = {
@@ -148,6 +157,7 @@ def check(
     assert len(moved) == 2 * len(norms)
     for norm in norms.values():
         _check_statistics(norm, names, before, after, moved, sizes)
+    return float(max(errors.values()))
 
 
 def _check_statistics(
@@ -156,9 +166,9 @@ def _check_statistics(
     before: dict[int, Any],
     after: list[dict[int, Any]],
     moved: Any,
-    sizes: tuple[int, int],
+    sizes: tuple[int, ...],
 ) -> None:
-    """Check that statistics are updated by mean and variance of both micro-batches together."""
+    """Check that statistics are updated by mean and variance of all micro-batches together."""
     shares = [size / sum(sizes) for size in sizes]
 
     def batch(variable: Any, part: dict[int, Any]) -> Any:

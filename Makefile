@@ -29,7 +29,7 @@ endif
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON_BIN) -m pytest --numprocesses=$(JOBS) --dist=worksteal \
   --max-worker-restart=0
 
-.PHONY: help setup bench-setup train test coverage lint bazel sameness reliability docs clean
+.PHONY: help setup bench-setup train test coverage lint bazel sameness keras-hub reliability docs clean
 
 help: ## List the commands.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bazel: $(STAMP) ## Run every test as a Bazel target (installs Debian's Bazel whe
 
 sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole grid.
 	@$(PYTEST) -m sameness_grid $(ARGS)
+
+keras-hub: $(STAMP) ## Compare every model of KerasHub, as a pipeline, with the model itself.
+	@$(PYTEST) -m 'keras_hub_whole or not keras_hub_whole' tests/keras_hub $(ARGS)
 
 reliability: $(STAMP) ## Kill runs at random instants, fill disks, damage files: the whole set.
 	@$(PYTEST) -m reliability_full $(ARGS)

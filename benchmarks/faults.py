@@ -50,7 +50,7 @@ _LIMIT_S = 240.0
 _PORT = 2222
 _MARK = "LINGVO_GPIPE_FAULTS"  # of the processes of a run
 # Of the supervisor that starts the run again, and of a worker's, if the chief's supervisor is lost.
-_LOSS = re.compile(r": restart \d+ of |^worker \d+ lost its chief: ")
+_LOSS = re.compile(r": restart \d+$|^worker \d+ lost its chief: ")
 # Files that are there while something is written, and never after a run.
 _PARTIAL = re.compile(r".*(\.writing|_temp|\.tmp|\.part)|shared-.*")
 

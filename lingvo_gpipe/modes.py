@@ -82,7 +82,7 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
 
 
 def _evaluate(job: registry.Job) -> None:
-    from lingvo_gpipe.run import eval_mode, process
+    from lingvo_gpipe.run import evaluation, process
 
     if job.options.follow and job.checkpoint is not None:
         raise errors.ParamsError(
@@ -92,9 +92,9 @@ def _evaluate(job: registry.Job) -> None:
     logdir = job.logdir if job.checkpoint is not None else _logdir(job)
     process.prepare_devices(job.task.model)
     if job.options.follow:
-        eval_mode.follow(job.task, _logdir(job), report=job.report, should_stop=job.should_stop)
+        evaluation.follow(job.task, _logdir(job), report=job.report, should_stop=job.should_stop)
         return
-    eval_mode.run(
+    evaluation.run(
         job.task, logdir, which=job.checkpoint, report=job.report, should_stop=job.should_stop
     )
 

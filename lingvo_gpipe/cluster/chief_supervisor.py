@@ -32,14 +32,14 @@ CONNECTED = "connected"
 """The chief's line once TensorFlow has connected to the workers."""
 GO = "go"
 """The supervisor's line once the workers serve."""
+START_TIMEOUT_S = 300.0
 GPUS = "CUDA_VISIBLE_DEVICES"
 """The environment variable of the GPUs that a process uses."""
-MAX_RESTARTS = 100
-"""How often a run may be started again, where nothing else is asked for."""
 _TICK_S = 0.05
 _RETRY_S = 0.5
 _FIRST_NOTE_S = 1.5
-_SAME_STEP = 3
+_MOST_LOSSES = 3
+"""Losses in a row at one step after which a run is given up."""
 
 
 class FaultError(Exception):
@@ -61,7 +61,6 @@ class Options:
         report: receives lines for the user.
         link: number of a worker → link to it; see `lease.take` for what it raises.
         start_timeout_s: how long to wait for workers, and then for the connection to them.
-        max_restarts: how often a run may be started again.
     """
 
     cluster: members.Cluster
@@ -69,8 +68,7 @@ class Options:
     environment: Mapping[str, str]
     report: Callable[[str], None]
     link: Callable[[int], Awaitable[Link]]
-    start_timeout_s: float = 300.0
-    max_restarts: int = MAX_RESTARTS
+    start_timeout_s: float = START_TIMEOUT_S
 
 
 async def run(options: Options) -> int:
@@ -78,10 +76,10 @@ async def run(options: Options) -> int:
 
     Raises:
         DeviceError: the chief's port is in use, a worker does not come or cannot be one of this
-            run, or the run is given up.
+            run, or the run was lost three times in a row at one step.
     """
     received: list[int] = []
-    restarts = Restarts(options.max_restarts)
+    losses: list[int | None] = []  # the step of each; None: before the first
     with signals.handled(lambda number, _: received.append(number)):
         # TensorFlow would share the port with another chief of the same user.
         members.listen("the chief", options.cluster.chief).close()
@@ -93,11 +91,19 @@ async def run(options: Options) -> int:
                     code = await attempt.run()
                 except FaultError as error:
                     if not received:
-                        restarts.add(str(error), attempt.step)
-                        options.report(
-                            f"{error}, {_where(attempt.step)}: restart {restarts.count} of "
-                            f"{options.max_restarts}"
+                        losses.append(attempt.step)
+                        place = (
+                            f"at step {attempt.step}"
+                            if attempt.step is not None
+                            else "before its first step"
                         )
+                        if losses[-_MOST_LOSSES:] == [attempt.step] * _MOST_LOSSES:
+                            raise errors.DeviceError(
+                                f"{error}, {place}, the 3rd time in a row at the same place: "
+                                "another restart would not help. Look at the lines above; the same "
+                                "command continues the run"
+                            ) from error
+                        options.report(f"{error}, {place}: restart {len(losses)}")
                         code = None
                 if code and received:
                     code = 128 + received[-1]
@@ -105,57 +111,6 @@ async def run(options: Options) -> int:
                 await attempt.end(code)
             if code is not None:
                 return code
-
-
-def _where(step: int | None) -> str:
-    return "before its first step" if step is None else f"at step {step}"
-
-
-class Restarts:
-    """Counts the losses of a run, and decides whether it is started again.
-
-    Attributes:
-        count: restarts so far.
-
-    >>> restarts = Restarts(10)
-    >>> for step in (7, 9, 9):
-    ...     restarts.add("worker 1 was killed", step)
-    >>> restarts.count
-    3
-    """
-
-    def __init__(self, max_restarts: int) -> None:
-        """Count none yet."""
-        self.count = 0
-        self._max_restarts = max_restarts
-        self._step: int | None = None
-        self._in_a_row = 0
-
-    def add(self, fault: str, step: int | None) -> None:
-        """Count a loss.
-
-        Args:
-            fault: what was lost.
-            step: the step that was being done; None: the run had not begun.
-
-        Raises:
-            DeviceError: the run is given up: the restarts are used up, or it was lost three times
-                in a row at one step.
-        """
-        self._in_a_row = self._in_a_row + 1 if self.count and step == self._step else 1
-        self._step = step
-        if self.count >= self._max_restarts:
-            raise errors.DeviceError(
-                f"{fault}, {_where(step)}, and --max_restarts={self._max_restarts} allows no "
-                "further restart. The same command continues the run"
-            )
-        if self._in_a_row == _SAME_STEP:
-            raise errors.DeviceError(
-                f"{fault}, {_where(step)}, the 3rd time in a row at the same place: another "
-                "restart would not help. Look at the lines above; the same command continues the "
-                "run"
-            )
-        self.count += 1
 
 
 class _Attempt:

@@ -27,7 +27,6 @@ def add_flags(flags: Flags) -> None:
     flags.number("task", "Its number among the workers.")
     flags.text("token_file", "File with the run's secret; or set LINGVO_GPIPE_TOKEN.")
     flags.number("start_timeout_s", "Seconds that a chief waits for its workers; 300 if not given.")
-    flags.number("max_restarts", "How often a run on workers may start again; 100 if not given.")
 
 
 def run(
@@ -64,7 +63,6 @@ def run(
             raise errors.DeviceError(
                 f"--workers={values.workers} starts the workers itself: leave out --job and --task"
             )
-        limits = _limits(values)
         if not uses_workers:
             return None
         cluster = local.cluster(num_workers, private=kind == members.LOCAL, report=report)
@@ -87,7 +85,6 @@ def run(
             return asyncio.run(worker_supervisor.run(cluster, member.index, token, report))
         if not uses_workers:
             return None
-        limits = _limits(values)
         link = functools.partial(lease.take, cluster, _token(values))
     return asyncio.run(
         chief_supervisor.run(
@@ -97,7 +94,7 @@ def run(
                 dict(os.environ),
                 report,
                 link,
-                **limits,
+                values.start_timeout_s or chief_supervisor.START_TIMEOUT_S,
             )
         )
     )
@@ -109,23 +106,6 @@ def hosts(values: argparse.Namespace) -> str | None:
         return str(members.local_workers(values.workers)[1])
     named = members.read(values.cluster, values.job, values.task)
     return None if named is None else str(len(named[0].workers))
-
-
-def _limits(values: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `chief_supervisor.Options` that flags set.
-
-    Raises:
-        DeviceError: one is negative.
-    """
-    limits = {
-        flag: getattr(values, flag)
-        for flag in ("start_timeout_s", "max_restarts")
-        if getattr(values, flag) is not None
-    }
-    for flag, value in limits.items():
-        if value < 0:
-            raise errors.DeviceError(f"--{flag}={value} is below 0")
-    return limits
 
 
 def _token(values: argparse.Namespace) -> str:

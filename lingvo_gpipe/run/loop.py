@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import shlex
@@ -175,7 +176,7 @@ class _Training:
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours
-        self._texts = evaluation.EvaluationTexts(params, pipe, source, options.report)
+        self._texts: task.Texts | None = None
         self.state = RunState(params, self._learner, logdir, evaluates=options.evaluate)
         self._model = RunModel(
             self._params,
@@ -283,8 +284,13 @@ class _Training:
                 self._saving_on_error(),
                 self._watchdog.watching(f"reading the mini-batch of step {step}"),
             ):
-                position = int(state.position.numpy())
-                batches = worker_input.next_batches(source, train.accumulate, position)
+                batches = list(itertools.islice(source, train.accumulate))
+                if len(batches) < train.accumulate:
+                    raise errors.InputError(
+                        f"the training data ended after {int(state.position) + len(batches)} "
+                        "mini-batches. Input.batches must be endless: let it begin again at the "
+                        "end of the data"
+                    )
             input_s = time.perf_counter() - begun
             if step == self._first_step:
                 with self._pipe.executor.beside_input():
@@ -406,7 +412,11 @@ class _Training:
             if evaluated is None:
                 return
             with self._watchdog.watching(f"the texts of the evaluation at step {step}"):
-                evaluated = self._texts.added(evaluated)
+                if self._texts is None:
+                    self._texts = evaluation.texts_of(
+                        self._params, self._pipe, self._input, options.report
+                    )
+                evaluated = dataclasses.replace(evaluated, texts=dict(self._texts()))
         writers.evaluation(evaluated)
         value = 0.0 if params.best is None else evaluated.number(params.best)
         self._last = evaluated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +15,12 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.layers import heads
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.run import pictures
-from lingvo_gpipe.run.evaluation import Evaluation
 from lingvo_gpipe.run.learner import Learner, UpdateResult
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task
+
+if TYPE_CHECKING:
+    from lingvo_gpipe.run.evaluation import Evaluation
 
 EVALUATIONS = "eval"
 """Folder of a run, for its evaluations."""

@@ -22,7 +22,6 @@ from lingvo_gpipe import errors, packing
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Input, Reading
-from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.network.parts import InParts, Part
 from lingvo_gpipe.run import worker
@@ -49,28 +48,6 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
     executor.input_devices = tuple(devices)
     of_replicas = [Part.of(params, replica) for replica in range(params.num_replicas)]
     return WorkerInput(own, devices, of_replicas)
-
-
-def next_batches(
-    source: Iterator[Mapping[str, Nest]], count: int, position: int
-) -> list[Mapping[str, Nest]]:
-    """Return the next `count` mini-batches of training.
-
-    Args:
-        source: endless mini-batches.
-        count: number of mini-batches to read.
-        position: number of mini-batches that were read before them.
-
-    Raises:
-        InputError: they cannot be read, or there are no more.
-    """
-    batches = list(itertools.islice(source, count))
-    if len(batches) < count:
-        raise errors.InputError(
-            f"the training data ended after {position + len(batches)} mini-batches. "
-            "Input.batches must be endless: let it begin again at the end of the data"
-        )
-    return batches
 
 
 class WorkerInput:

@@ -116,7 +116,6 @@ def supervisor_of_chief(folder: Path, cluster: members.Cluster, steps: str) -> i
         report,
         link,
         start_timeout_s=float(os.environ.get("START_TIMEOUT_S", "20")),
-        max_restarts=int(os.environ.get("MAX_RESTARTS", "9")),
     )
     return asyncio.run(chief_supervisor.run(options))
 

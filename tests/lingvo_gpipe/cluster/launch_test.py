@@ -27,7 +27,6 @@ MISTAKES = {
     "--workers=2": r"--workers=2: expected local:N or open:N, such as local:2. .*",
     "--workers=local:2 --job=worker": r"--workers=local:2 starts the workers itself: leave out .*",
     "--workers=local:2 --cluster={}/cluster.json": r"--workers=local:2 starts workers here, but .*",
-    "--workers=local:2 --max_restarts=-1": r"--max_restarts=-1 is below 0",
     "--job=worker": r"--job=worker: of which cluster\? Set TF_CONFIG, or name its file by .*",
     "--task=7": r"--task=7: of which cluster\? .*",
     "--cluster={}": r"--cluster=\S+ cannot be read: Is a directory",

@@ -102,7 +102,7 @@ def test_what_is_lost_is_named_in_time_and_everything_starts_again(run: Run, nam
     assert time.monotonic() - began_s < DETECTED_S
     (line,) = [line for line in run.lines() if "restart 1" in line]
     expected = expected.replace("PROCESS", named(before[lost]))
-    found = re.fullmatch(rf"{expected}, at step (\d+): restart 1 of 9", line)
+    found = re.fullmatch(rf"{expected}, at step (\d+): restart 1", line)
     assert found, line
     assert int(found[1]) >= step - 1
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
@@ -123,7 +123,7 @@ def test_a_worker_that_is_stopped_before_the_chief_needs_it_is_found(run: Run) -
     began_s = time.monotonic()
     wait_for(lambda: any("restart 1" in line for line in run.lines()), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
-    assert "its process is stopped, before its first step: restart 1 of" in run.lines()[0]
+    assert "its process is stopped, before its first step: restart 1" in run.lines()[0]
     (run.folder / "gate").touch()
     assert run.codes() == {"supervisor": 0, "supervisor0": 0, "supervisor1": 0}
     assert run.step == STEPS
@@ -199,7 +199,7 @@ def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     run.start_worker(1)
     run.start_chief(f"exit{chief_supervisor.LOST_EXIT_CODE}")
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
-    assert sum("restart" in line and " of 9" in line for line in run.lines()) == 2
+    assert sum(": restart " in line for line in run.lines()) == 2
     assert re.match(
         f"DeviceError: the chief {named(run.pid('chief'))} could not go on, before its first "
         "step, the 3rd time in a row",
@@ -210,12 +210,12 @@ def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
 def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
     run.start_worker(0)
     run.start_worker(1)
-    run.start_chief("hangs", START_TIMEOUT_S="1", MAX_RESTARTS="1")
+    run.start_chief("hangs", START_TIMEOUT_S="1")
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     what = r"the chief \(\S+, process \d+\) has not connected to the workers within 1 s"
-    first, last = run.lines()
-    assert re.fullmatch(f"{what}, before its first step: restart 1 of 1", first)
-    assert re.match(f"DeviceError: {what}, before its first step, and --max_restarts=1", last)
+    first, _, last = run.lines()
+    assert re.fullmatch(f"{what}, before its first step: restart 1", first)
+    assert re.match(f"DeviceError: {what}, before its first step, the 3rd time in a row", last)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_restarts_leak_no_file_and_no_zombie(run: Run) -> None:
         wait_for(functools.partial(has_gone_on, run, step), "a step")
         counts.append((descriptors(run.pid("supervisor")), descriptors(run.pid("supervisor0"))))
         os.kill(run.pid("worker1"), signal.SIGKILL)
-        wait_for(functools.partial(says, run, f"restart {restart} "), f"restart {restart}")
+        wait_for(functools.partial(says, run, f": restart {restart}"), f"restart {restart}")
     assert counts[1:] == [counts[1]] * 4
     supervisors = {run.pid(name) for name in ("supervisor", "supervisor0", "supervisor1")}
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, layers, network, pipelining, precision
 from lingvo_gpipe.layers import slices as slicing
 from lingvo_gpipe.network import traffic
-from lingvo_gpipe.run import inference
+from lingvo_gpipe.run import export
 from lingvo_gpipe.tasks.lm import transformer as lm
 from lingvo_gpipe.tasks.mt.model import transformer as mt
 from tests.cases import layer_cases
@@ -285,7 +285,7 @@ def test_a_language_model_without_labels_returns_all_logits() -> None:
     for path, variable in bare.by_path.items():
         variable.assign(weights[path])
     close(bare({"ids": fields["ids"]}, training=False), logits, 1e-5)
-    served = inference.InferenceNetwork(pipe.params, {"ids": TOKENS["ids"]})
+    served = export.InferenceNetwork(pipe.params, {"ids": TOKENS["ids"]})
     for path, variable in served.by_path.items():
         variable.assign(weights[path])
     found = served({"ids": fields["ids"]})

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, task
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, slicing, step_plan
-from lingvo_gpipe.run import eval_mode, evaluation, learner, loop
+from lingvo_gpipe.run import evaluation, learner, loop
 from lingvo_gpipe.run.profiles import Profiles
 from tests.tiny_task import tiny_task
 
@@ -40,7 +40,7 @@ def test_a_run_in_groups_is_the_run_without_them(tmp_path: Path, num_replicas: i
     expected, found = weights(whole), weights(groups)
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
-    again = eval_mode.run(params, tmp_path / "groups")
+    again = evaluation.run(params, tmp_path / "groups")
     assert again is not None
     assert again.values == pytest.approx(groups.metrics, rel=1e-6)
 

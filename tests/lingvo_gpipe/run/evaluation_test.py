@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, optim
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoints, eval_mode, evaluation, loop, tensorboard
+from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, tensorboard
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -60,7 +60,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) -> None:
     params = ran[0].copy()
     params.input.eval_batch_size = size
-    found = eval_mode.run(params, ran[1])
+    found = evaluation.run(params, ran[1])
     assert found is not None
     matrix = found.arrays["confusion"]
     labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
@@ -73,7 +73,7 @@ def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) 
 
 def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     found = reader.evaluate(str(folder / "checkpoints"))
     assert found is not None
     fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
@@ -84,7 +84,7 @@ def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
 
 def test_what_an_evaluation_finds_per_class_is_shown(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    eval_mode.run(params, folder)
+    evaluation.run(params, folder)
     shown = events(folder / "eval")
     text = tf.make_ndarray(shown.Tensors("per_class")[-1].tensor_proto).item().decode()
     lines = text.splitlines()
@@ -97,9 +97,9 @@ def test_what_an_evaluation_finds_per_class_is_shown(ran: tuple[Any, Path]) -> N
 def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> None:
     params, folder = ran
     lines: list[str] = []
-    assert eval_mode.run(params, folder, report=lines.append, should_stop=lambda: True) is None
+    assert evaluation.run(params, folder, report=lines.append, should_stop=lambda: True) is None
     asked = itertools.count()  # the second time during the first evaluation
-    found = eval_mode.follow(
+    found = evaluation.follow(
         params, folder, report=lines.append, should_stop=lambda: next(asked) > 0
     )
     assert (found, lines) == ([], [])
@@ -115,7 +115,7 @@ def test_metrics_that_are_named_alone_are_reported(ran: tuple[Any, Path]) -> Non
     params = ran[0].copy()
     params.eval.metrics = ("top2",)
     params.eval.best = None
-    found = eval_mode.run(params, ran[1])
+    found = evaluation.run(params, ran[1])
     assert found is not None
     assert (set(found.values), found.arrays) == ({"top2", "loss"}, {})
 
@@ -127,7 +127,7 @@ def test_a_best_that_no_evaluation_reports_as_a_number_is_refused(
     params = ran[0].copy()
     params.eval.set(best=best, metrics=metrics)
     with pytest.raises(errors.ParamsError, match=f"eval.best names '{best}', which"):
-        eval_mode.run(params, ran[1])
+        evaluation.run(params, ran[1])
 
 
 def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_data_are_opened_once_at_each_start(
     params = confused_task(max_steps=1)
     for start in (
         lambda: loop.run(params, tmp_path),
-        lambda: eval_mode.run(params, tmp_path),
-        lambda: eval_mode.follow(params, tmp_path),
+        lambda: evaluation.run(params, tmp_path),
+        lambda: evaluation.follow(params, tmp_path),
     ):
         opened.clear()
         start()
@@ -211,7 +211,7 @@ def train_to(params: Any, folder: Path, step: int) -> Any:
 
 def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path) -> None:
     params = train_to(confused_task(keep_checkpoints=1), tmp_path, 2)
-    reader = eval_mode.CheckpointEvaluator
+    reader = evaluation.CheckpointEvaluator
 
     class Slow(reader):  # type: ignore[valid-type, misc]
         def evaluate(self, which: Any) -> Any:
@@ -220,8 +220,8 @@ def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path
             return reader.evaluate(self, which)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eval_mode, "CheckpointEvaluator", Slow)
-        found = eval_mode.follow(params, tmp_path, wait=lambda _: None)
+        patch.setattr(evaluation, "CheckpointEvaluator", Slow)
+        found = evaluation.follow(params, tmp_path, wait=lambda _: None)
     assert [each.step for each in found] == [4]
 
 
@@ -229,9 +229,9 @@ def test_following_ends_at_a_torn_checkpoint_or_at_once(tmp_path: Path) -> None:
     params = train_to(confused_task(), tmp_path, 2)
     index = tmp_path / "checkpoints" / "ckpt-2.index"
     index.write_bytes(b"garbage" * 99)
-    assert eval_mode.follow(params, tmp_path, should_stop=lambda: True) == []
+    assert evaluation.follow(params, tmp_path, should_stop=lambda: True) == []
     with pytest.raises(errors.CheckpointError, match=r"ckpt-2 is torn"):
-        eval_mode.follow(params, tmp_path, wait=lambda _: None)
+        evaluation.follow(params, tmp_path, wait=lambda _: None)
 
 
 def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NamedPoints, "assets", lambda _: {"classes.txt": b"as they are here"})
         with pytest.raises(errors.TrainingError, match=r"classes.txt is not that of the data"):
-            eval_mode.follow(params, tmp_path, wait=begin)
+            evaluation.follow(params, tmp_path, wait=begin)
 
 
 def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
@@ -253,8 +253,60 @@ def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path)
     def train_on(_: float) -> None:
         loop.run(params, tmp_path, should_stop=stop_after(2))
 
-    found = eval_mode.follow(params, tmp_path, wait=train_on)
+    found = evaluation.follow(params, tmp_path, wait=train_on)
     assert [(each.step, each.arrays) for each in found] == [(2, {}), (4, {}), (6, {})]
     # One of each of the three runs, and one of the follower.
     assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
     assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
+
+
+def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
+    params = tiny_task()
+    source = params.input.instantiate()
+    pipe = learner.Learner(params, source.element_spec(True)).pipe
+    found = [
+        evaluation.evaluate(pipe, source.evaluation("test", size), step=7) for size in (13, 5, 1)
+    ]
+    assert all(each is not None and each.num_rows == 13 for each in found)
+    values = [each.values for each in found if each is not None]
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], rel=1e-6)
+    assert found[0] is not None
+    accuracy, loss = values[0]["accuracy"], values[0]["loss"]
+    assert found[0].line() == f"eval step=7 accuracy={accuracy:.4f} loss={loss:.4f}"
+
+
+def test_evaluation_without_an_example_is_reported() -> None:
+    params = tiny_task()
+    pipe = learner.Learner(params, params.input.instantiate().element_spec(True)).pipe
+    with pytest.raises(errors.InputError, match=r"no example to evaluate\. Check eval\.split"):
+        evaluation.evaluate(pipe, [], step=0)
+
+
+def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=6, average=optim.Average.Params(decay=0.99, warmup=False))
+    result = loop.run(params, tmp_path, evaluate=True)
+    lines: list[str] = []
+    evaluation.run(params, tmp_path, report=lines.append)
+    assert lines == [
+        f"eval step=6 accuracy={result.metrics['accuracy']:.4f} loss={result.metrics['loss']:.4f}"
+    ]
+    params.train.average = None
+    plain: list[str] = []
+    evaluation.run(params, tmp_path, report=plain.append)
+    assert plain != lines
+
+
+def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointError, match=r"has no checkpoint\. Train first, or name"):
+        evaluation.run(tiny_task(), tmp_path)
+
+
+def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
+    params = one_layer_task(max_steps=100)
+    params.train.optimizer.learning_rate = 0.0
+    params.eval.set(best="accuracy", patience=1, interval_steps=2)
+    ended = loop.run(params, tmp_path, evaluate=True)
+    assert ended.ended == "patience"
+    found = evaluation.follow(params, tmp_path)
+    assert [each.step for each in found] == [ended.step]

@@ -16,7 +16,7 @@ from lingvo_gpipe import layers
 from lingvo_gpipe.input import Batch
 from lingvo_gpipe.keras_layers import from_keras
 from lingvo_gpipe.pipelining import PipeliningLayer
-from lingvo_gpipe.run import eval_mode, evaluation, loop
+from lingvo_gpipe.run import evaluation, loop
 from lingvo_gpipe.run.examples import Examples, ranks
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
@@ -229,7 +229,7 @@ def test_a_run_and_an_evaluation_show_them(tmp_path: Path) -> None:
     params = one_layer_task(max_steps=1)
     params.input = DrawnPoints.Params(batch_size=8, eval_batch_size=5)
     loop.run(params, tmp_path, evaluate=True)
-    eval_mode.run(params, tmp_path)
+    evaluation.run(params, tmp_path)
     found = event_accumulator.EventAccumulator(str(tmp_path / "eval"), {"tensors": 0})
     found.Reload()
     assert len(found.Tensors("accuracy")) == 2

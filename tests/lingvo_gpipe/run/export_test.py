@@ -21,7 +21,7 @@ from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.run import checkpoints, eval_mode, export, inference, loop
+from lingvo_gpipe.run import checkpoints, evaluation, export, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 from tests import sliced_task
@@ -121,7 +121,7 @@ def test_the_exported_model_returns_the_probabilities_of_evaluation(
         "classes: 10 names",
     ]
     images = digits()
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     reader.evaluate(str(folder / "checkpoints"))
     logits = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
@@ -195,7 +195,7 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     params, folder = trained
     loaded = tf.saved_model.load(str(export.run(params, folder)))
     paths = {v.name.removesuffix(":0").replace(".", "/") for v in loaded.variables_by_path.values()}
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     assert paths == set(reader.pipe.by_path)
     assert not any(v.trainable for v in loaded.variables_by_path.values())
     # Averages, not the weights, which differ from them after three updates.
@@ -300,7 +300,7 @@ def test_an_amoeba_net_serves_the_mean_of_its_crops_without_its_auxiliary_head(
     params.train.max_steps = 0
     loop.run(params, tmp_path)
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     reader.evaluate(str(tmp_path / "checkpoints"))
     batch = next(iter(CroppedDigits.Params(batch_size=9).instantiate().evaluation("test")))
     logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
@@ -329,7 +329,7 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
     loaded = tf.saved_model.load(str(folder))
     served = loaded.signatures["serving_default"]
     assert {node.device for node in nodes(served)} == {""}
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     reader.evaluate(str(tmp_path / "checkpoints"))
     images = digits()
     logits = reader.pipe.evaluate(
@@ -407,7 +407,7 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
     paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
     assert paths == {"aside", "early", "branch/body", "top/softmax"}
     images = digits()
-    reader = eval_mode.CheckpointEvaluator(params, None)
+    reader = evaluation.CheckpointEvaluator(params, None)
     reader.evaluate(str(tmp_path / "checkpoints"))
     outputs = reader.pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
@@ -421,7 +421,7 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
 
 def plain_names(flat: list[Any], **model: Any) -> list[str]:
     params = pipelining.PipeliningLayer.Params(layers=flat, **model)
-    return [own.name for own in inference.inference_params(params, ("image",)).params.layers]
+    return [own.name for own in export.inference_params(params, ("image",)).params.layers]
 
 
 def test_layers_that_no_output_needs_are_left_out() -> None:
@@ -436,7 +436,7 @@ def test_a_value_that_is_read_only_in_training_is_not_a_fault() -> None:
         layers.KerasMetric.Params(metric="Mean", reads=("aside", "label"), writes=("aside",)),
         layers.Softmax.Params(name="head", classes=10),
     ]
-    own = inference.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+    own = export.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
     pipe = own.params.instantiate()
     outputs = pipe.evaluate({"image": tf.ones([2, 8, 8, 1])}, outputs=True).outputs
     assert [info.name for info in pipe.analysis.layers] == ["two", "flat", "head"]
@@ -458,7 +458,7 @@ def test_a_network_in_slices_is_not_divided_again(slices: Any) -> None:
     if slices != sliced_task.THREE:
         model.set(layers=[p for p in model.layers if p.name in ("embedding", "softmax")])
         model.slices = slices
-    served = inference.InferenceNetwork(model, {"target": tf.TensorSpec([None, 5], tf.int32)})
+    served = export.InferenceNetwork(model, {"target": tf.TensorSpec([None, 5], tf.int32)})
     fields = sliced_task.Ids.Params(batch_size=4).instantiate().element_spec(training=True)
     trained = network.analyze(model, fields).variables
     assert {path: tuple(v.shape) for path, v in served.by_path.items()} == {
@@ -472,7 +472,7 @@ def test_fields_without_a_batch_dimension_that_only_training_has_are_not_a_fault
         layers.Softmax.Params(name="head", classes=10),
     ]
     model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
-    served = inference.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    served = export.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     assert [info.name for info in served.analysis.layers] == ["flat", "head"]
 
 
@@ -482,7 +482,7 @@ def test_a_field_may_be_an_output() -> None:
         layers.Softmax.Params(name="head", classes=10),
     ]
     model = pipelining.PipeliningLayer.Params(layers=flat, outputs=("image", "x"))
-    served = inference.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
+    served = export.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     images = tf.random.stateless_normal([2, 8, 8, 1], seed=(1, 2))
     outputs = served({"image": images})
     assert set(outputs) == {"image", "probabilities"}
@@ -517,5 +517,5 @@ def test_an_input_serves_what_its_own_preprocessing_takes(tmp_path: Path) -> Non
 )
 def test_an_output_that_needs_the_label_is_reported(flat: list[Any], text: str) -> None:
     with pytest.raises(errors.LayerError) as caught:
-        inference.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
+        export.inference_params(pipelining.PipeliningLayer.Params(layers=flat), ("image",))
     assert str(caught.value).startswith(text)

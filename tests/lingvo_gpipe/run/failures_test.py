@@ -17,7 +17,6 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import (
     checkpoints,
-    eval_mode,
     evaluation,
     log_directory,
     loop,
@@ -193,7 +192,7 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
     params.model.frozen = ("*",)
     with pytest.raises(errors.ParamsError, match="there is nothing to train"):
         loop.run(params, tmp_path / "frozen")
-    assert eval_mode.run(params, tmp_path) is not None
+    assert evaluation.run(params, tmp_path) is not None
 
 
 class Torn(Points):
@@ -270,7 +269,7 @@ def test_damaged_texts_of_a_run_are_set_aside_or_reported(
     (best,) = (tmp_path / "best").glob("*.params.txt")
     damage(text)
     damage(best)
-    assert eval_mode.run(params, tmp_path) is not None
+    assert evaluation.run(params, tmp_path) is not None
     lines: list[str] = []
     again = loop.run(params, tmp_path, evaluate=True, report=lines.append)
     assert lines[0].startswith(f"{whole.checkpoint} is torn and set aside: {text}")

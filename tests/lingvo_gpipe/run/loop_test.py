@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing import event_accumulator
 from lingvo_gpipe import errors, hyperparams, optim, task
 from lingvo_gpipe.run import (
     checkpoints,
-    eval_mode,
+    evaluation,
     learner,
     log_directory,
     loop,
@@ -131,14 +131,14 @@ def test_another_split_has_separate_curves(tmp_path: Path) -> None:
     params = one_layer_task(max_steps=1)
     params.eval.split = "test"
     loop.run(params, tmp_path, evaluate=True)
-    assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval"
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval"
     params.eval.split = "train"
     before = sorted(path.name for path in (tmp_path / "eval").iterdir())
-    assert eval_mode.run(params, tmp_path) is not None
+    assert evaluation.run(params, tmp_path) is not None
     assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == before
     assert list((tmp_path / "eval_train").iterdir())
     params.eval.split = "train[:50%]"
-    assert eval_mode.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
+    assert evaluation.folder_of(tmp_path, params) == tmp_path / "eval_train_50_"
 
 
 def test_other_params_are_refused_with_the_fields_and_the_way_out(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_the_best_checkpoint_is_kept_and_begins_again_with_another_metric(tmp_pa
     loop.run(params, tmp_path, evaluate=True)
     (best,) = checkpoints.find(str(tmp_path / log_directory.BEST))
     value = float(checkpoints.read_value(best, "best/value"))
-    found = eval_mode.run(params, None, which=best)
+    found = evaluation.run(params, None, which=best)
     assert found is not None
     assert found.values["accuracy"] == pytest.approx(value)
     # No loss of this run is higher than the best accuracy, so the old best would stay.

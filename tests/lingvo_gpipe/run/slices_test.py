@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lingvo_gpipe import errors, optim
-from lingvo_gpipe.run import checkpoints, eval_mode, learner, loop, run_state
+from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, run_state
 from tests.sliced_task import THREE, UNEQUAL, WHOLE, in_slices, task_of
 
 
@@ -119,7 +119,7 @@ def test_values_in_slices_are_saved_as_those_of_the_whole(
     assert after.keys() == values(newest(source)).keys()
     for name in ("checkpoints", "best"):
         one, other = (
-            eval_mode.run(in_slices(each), None, which=str(tmp_path / "run" / name))
+            evaluation.run(in_slices(each), None, which=str(tmp_path / "run" / name))
             for each in (WHOLE, slices)
         )
         assert one is not None

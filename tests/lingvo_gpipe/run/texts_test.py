@@ -11,13 +11,11 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, hyperparams, task
-from lingvo_gpipe.run import eval_mode, loop
-from lingvo_gpipe.run.evaluation import Evaluation, EvaluationTexts
+from lingvo_gpipe.run import evaluation, loop
 from tests.tiny_task import one_layer_task
 
 hyperparams.register_package(__name__)
 NOTHING: Any = None
-EMPTY = Evaluation(1, {}, {}, 1)
 
 
 class Summing(task.Task):
@@ -65,18 +63,15 @@ def test_each_evaluation_shows_the_texts_of_its_weights(tmp_path: Path) -> None:
     assert Summing.made == 1
     first, second = shown(tmp_path)
     assert first != second
-    eval_mode.run(params, tmp_path)
+    evaluation.run(params, tmp_path)
     assert shown(tmp_path) == [first, second, second]
 
 
-def test_texts_that_cannot_be_made_are_reported_once() -> None:
+def test_texts_that_cannot_be_made_are_reported() -> None:
     lines: list[str] = []
-    texts = EvaluationTexts(summing(fault=True), NOTHING, NOTHING, lines.append)
-    assert texts.added(EMPTY) == EMPTY
-    assert texts.added(EMPTY) == EMPTY
+    assert evaluation.texts_of(summing(fault=True), NOTHING, NOTHING, lines.append)() == {}
     assert lines == ["evaluations show no texts: this network writes nothing"]
 
 
-def test_a_task_without_texts_changes_no_evaluation() -> None:
-    texts = EvaluationTexts(one_layer_task(), NOTHING, NOTHING, pytest.fail)
-    assert texts.added(EMPTY) is EMPTY
+def test_a_task_without_texts_shows_none() -> None:
+    assert evaluation.texts_of(one_layer_task(), NOTHING, NOTHING, pytest.fail)() == {}

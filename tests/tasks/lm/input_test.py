@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, pipelining
-from lingvo_gpipe.run import inference
+from lingvo_gpipe.run import export
 from lingvo_gpipe.tasks.lm import transformer
 from lingvo_gpipe.tasks.lm.input import Tokens
 
@@ -47,7 +47,7 @@ def test_a_language_model_serves_the_probabilities_of_the_ids_that_follow() -> N
     serving = Tokens.Params(data_dir="", batch_size=2, length=4).instantiate().serving()
     layers = transformer.language_model(1, units=4, heads=2, hidden=4, vocabulary=7)
     model = pipelining.PipeliningLayer.Params(layers=layers)
-    served = inference.InferenceNetwork(model, serving.signature)
+    served = export.InferenceNetwork(model, serving.signature)
     for number, variable in enumerate(served.by_path.values()):
         variable.assign(tf.random.stateless_normal(variable.shape, (1, number)))
     ids = tf.constant([[1, 2, 3, 4], [1, 2, 0, 0], [6, 2, 3, 4]])

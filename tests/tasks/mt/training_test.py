@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, pipelining, registry, task
-from lingvo_gpipe.run import eval_mode, export, loop, tensorboard
+from lingvo_gpipe.run import evaluation, export, loop, tensorboard
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
@@ -152,7 +152,7 @@ def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     with pytest.raises(errors.TrainingError, match="holds a run with other params"):
         loop.run(other, own)
     with pytest.raises(errors.TrainingError) as caught:
-        eval_mode.run(other, own)
+        evaluation.run(other, own)
     assert str(caught.value) == (
         f"{own}/vocabulary.model is not that of the data: the run began with other data. "
         "Use that data, or another --logdir"
@@ -163,7 +163,7 @@ def test_a_run_is_evaluated_and_continued_in_other_slices(ran: Run, tmp_path: Pa
     sliced = ran.params.copy()
     sliced.model.slices = {"*_embedding": 3, "softmax": 3, "encoder_0": 2}
     which = str(ran.folder / "checkpoints")
-    one, other = (eval_mode.run(params, None, which=which) for params in (ran.params, sliced))
+    one, other = (evaluation.run(params, None, which=which) for params in (ran.params, sliced))
     assert one is not None
     assert other is not None
     assert other.step == one.step == 3
@@ -216,7 +216,7 @@ print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
     )
     assert run.returncode == 0, run.stderr
     target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
-    reader = eval_mode.CheckpointEvaluator(task.complete(params), None)
+    reader = evaluation.CheckpointEvaluator(task.complete(params), None)
     reader.evaluate(str(folder / "checkpoints"))
     settings = params.decode.search
     decoder = incremental.Incremental(reader.pipe.analysis, settings.max_length)
@@ -291,8 +291,8 @@ def test_a_checkpoint_is_evaluated_only_by_its_own_vocabulary(ran: Run, tmp_path
     assert len(words) == len(ran.words)
     assert words.hash != ran.words.hash
     with pytest.raises(errors.TrainingError, match=r"vocabulary.model is not that of the data"):
-        eval_mode.run(other, None, which=which)
-    own = eval_mode.run(ran.params, None, which=which)
+        evaluation.run(other, None, which=which)
+    own = evaluation.run(ran.params, None, which=which)
     assert own is not None
     assert own.step == 3
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_text
 
 from lingvo_gpipe import pipelining
-from lingvo_gpipe.run import inference
+from lingvo_gpipe.run import export
 from lingvo_gpipe.tasks.mt.decoding import search, serving
 from lingvo_gpipe.tasks.mt.text import vocabulary
 from tests.tasks.mt import toy_model, toy_text
@@ -100,9 +100,7 @@ def test_text_comes_with_the_language_where_there_are_several(
     made, _ = tokenizers
     program = serving.program(made, search.Search(beam=2, max_length=4), target_tokens=True)
     layers = toy_model.transformer_layers(1, 8, 1, len(made), units=8, head_dim=4)
-    own = inference.InferenceNetwork(
-        pipelining.PipeliningLayer.Params(layers=layers), program.fields
-    )
+    own = export.InferenceNetwork(pipelining.PipeliningLayer.Params(layers=layers), program.fields)
     random = np.random.RandomState(7)
     for path in sorted(own.by_path):
         own.by_path[path].assign(random.normal(size=own.by_path[path].shape))

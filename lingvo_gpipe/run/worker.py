@@ -101,7 +101,9 @@ class Requests:
                 "loop at a time"
             )
         batch = next(reader.batches, None)
-        return reader.reading, [] if batch is None else _arrays(batch, asked["fields"])
+        if batch is None:
+            return reader.reading, []
+        return reader.reading, [np.asarray(batch[name]) for name in asked["fields"]]
 
     def _begin(self, asked: Mapping[str, Any]) -> Reading:
         """Return the mini-batches that are asked for, of the chief's data."""
@@ -122,29 +124,6 @@ class Requests:
         if part is None:
             return source.batches(asked["seed"], asked["position"])
         return source.part(part, asked["seed"], asked["position"])
-
-
-def _arrays(batch: Mapping[str, Any], fields: Mapping[str, str]) -> list[np.ndarray[Any, Any]]:
-    """Return the fields of a mini-batch in the order of `fields`, without copying them.
-
-    Raises:
-        InputError: one is missing, or has another dtype than the input declares.
-    """
-    arrays = []
-    for name, dtype in fields.items():
-        if name not in batch:
-            raise errors.InputError(
-                f"the mini-batch has no field {name!r}, which element_spec() declares; it has "
-                f"{', '.join(sorted(batch)) or 'none'}. Correct the input"
-            )
-        value = tf.convert_to_tensor(batch[name])
-        if value.dtype.name != dtype:
-            raise errors.InputError(
-                f"field {name!r} of the mini-batch is {value.dtype.name}, but element_spec() "
-                f"declares {dtype}. Correct the input"
-            )
-        arrays.append(np.asarray(value))
-    return arrays
 
 
 def _described(error: Exception) -> dict[str, str]:

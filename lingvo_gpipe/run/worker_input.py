@@ -51,7 +51,13 @@ def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> 
 
 
 class WorkerInput:
-    """An input that workers read."""
+    """An input that workers read.
+
+    Attributes:
+        devices: CPU of each worker.
+        parts: which examples each worker reads; empty: one worker reads all.
+        token: name of the workers' function.
+    """
 
     def __init__(
         self,
@@ -69,9 +75,9 @@ class WorkerInput:
             token: name of the workers' function.
         """
         self._own = own
-        self._devices = devices
-        self._parts = parts
-        self._token = token
+        self.devices = devices
+        self.parts = parts
+        self.token = token
 
     def batches(self, seed: int, position: int = 0) -> Reading:
         """Return the endless mini-batches of training from number `position` on."""
@@ -91,7 +97,7 @@ class WorkerInput:
             "fingerprint": dict(own.fingerprint(split)),
             **which,
         }
-        return _WorkerReading(request, self._devices, self._parts, self._token)
+        return _WorkerReading(request, self)
 
 
 Source: TypeAlias = "Input | WorkerInput"
@@ -102,22 +108,16 @@ _LOOPS = itertools.count(1)
 class _WorkerReading(Reading):
     """Mini-batches that workers read, all at the same time."""
 
-    def __init__(
-        self, request: Mapping[str, Any], devices: Sequence[str], parts: Sequence[Part], token: str
-    ) -> None:
+    def __init__(self, request: Mapping[str, Any], source: WorkerInput) -> None:
         """Read nothing yet.
 
         Args:
             request: what all workers are asked; see `worker`.
-            devices: as of `WorkerInput`; so are `parts` and `token`.
-            parts: which examples each reads.
-            token: name of the workers' function.
+            source: who reads which part.
         """
         super().__init__()
         self._request = request
-        self._devices = devices
-        self._parts = parts
-        self._token = token
+        self._source = source
 
     def __iter__(self) -> Iterator[Mapping[str, tf.Tensor]]:
         """Begin to read.
@@ -132,20 +132,20 @@ class _WorkerReading(Reading):
         fields = self._request["fields"]
         dtypes = [tf.dtypes.as_dtype(name) for name in fields.values()]
         requests = []
-        of_devices: Sequence[Part | None] = self._parts or [None]
-        for device, part in zip(self._devices, of_devices, strict=True):
+        of_devices: Sequence[Part | None] = self._source.parts or [None]
+        for device, part in zip(self._source.devices, of_devices, strict=True):
             numbers = None if part is None else dataclasses.asdict(part)
             with tf.device(device):
                 text = json.dumps({**self._request, "loop": loop, "part": numbers})
                 requests.append(tf.constant(text))
         while True:
             results = [
-                worker.call(device, request, dtypes, self._token)
-                for device, request in zip(self._devices, requests, strict=True)
+                worker.call(device, request, dtypes, self._source.token)
+                for device, request in zip(self._source.devices, requests, strict=True)
             ]
             answers = [
                 _received(device, result[0])
-                for device, result in zip(self._devices, results, strict=True)
+                for device, result in zip(self._source.devices, results, strict=True)
             ]
             self.counts.update(_counted(answers))
             if all(answer["end"] for answer in answers):
@@ -159,11 +159,11 @@ class _WorkerReading(Reading):
         self, batches: list[dict[str, tf.Tensor]], answers: Sequence[Mapping[str, Any]]
     ) -> Mapping[str, tf.Tensor]:
         """Return a mini-batch of its parts."""
-        if not self._parts:
+        if not self._source.parts:
             return batches[0]
-        dim = self._parts[0].batch_dim
+        dim = self._source.parts[0].batch_dim
         sizes = [parts.num_examples(batch, dim) for batch in batches]
-        if sizes != [len(part.examples(sum(sizes))) for part in self._parts]:
+        if sizes != [len(part.examples(sum(sizes))) for part in self._source.parts]:
             raise _different(answers, [f"{size} examples" for size in sizes])
         return InParts([b for b, size in zip(batches, sizes, strict=True) if size], dim)
 

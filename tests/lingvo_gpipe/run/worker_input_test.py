@@ -48,7 +48,7 @@ class Stored(InMemory):
 
         data_dir: str = hyperparams.required("Folder of the file.")
         unreadable: int = hyperparams.field(-1, "Number of an example that cannot be read.")
-        fault: str = hyperparams.field("", "What is wrong with this input.")
+        is_broken: bool = hyperparams.field(False, "Its data cannot be read.")
 
     params: Params
     asset_names = ("names.txt",)
@@ -63,7 +63,7 @@ class Stored(InMemory):
         }
 
     def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-        if self.params.fault == "bug":
+        if self.params.is_broken:
             raise ZeroDivisionError("in the input")
         ids = np.load(Path(self.params.data_dir, "ids.npy"))
         fields = {
@@ -83,15 +83,9 @@ class Stored(InMemory):
                 [tf.debugging.assert_none_equal(batch["id"], self.params.unreadable)]
             ):
                 changed = {"x": tf.identity(batch["x"])}
-            if self.params.fault == "dtype":
-                changed["id"] = tf.cast(batch["id"], tf.int64)
             return {**batch, **changed, "more": batch["x"]}
 
-        def without(batch: Batch) -> Batch:
-            return {name: value for name, value in batch.items() if name != "half"}
-
-        read = super().read(rows, split, batch_size, seed).map(check)
-        return read.map(without) if self.params.fault == "missing" else read
+        return super().read(rows, split, batch_size, seed).map(check)
 
     def training(self, seed: int, position: int, places: range) -> Batches:
         return Counted(super().training(seed, position, places).dataset, first=position)
@@ -177,19 +171,6 @@ def refusal(worker: WorkerInput, kind: type[Exception] = errors.InputError) -> s
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        ("missing", "the mini-batch has no field 'half', which element_spec() declares; it has "),
-        ("dtype", "field 'id' of the mini-batch is int64, but element_spec() declares int32"),
-    ],
-)
-def test_fields_that_contradict_their_spec_are_refused(
-    tmp_path: Path, token: str, fault: str, text: str
-) -> None:
-    assert refusal(pair(write(tmp_path), token, fault=fault)[1]).startswith(NAMED + text)
-
-
 def test_an_unreadable_mini_batch_is_named_with_the_worker(tmp_path: Path, token: str) -> None:
     own, worker = pair(write(tmp_path), token, unreadable=9, shuffle=False)
     batches = iter(worker.batches(1))
@@ -243,7 +224,7 @@ def test_an_input_that_cannot_be_imported_is_named(
 def test_a_bug_keeps_its_traceback(
     tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, worker = pair(write(tmp_path), token, fault="bug")
+    own, worker = pair(write(tmp_path), token, is_broken=True)
     monkeypatch.setattr(own, "fingerprint", lambda _: {})
     text = refusal(worker, RuntimeError)
     assert text.startswith(f"{NAMED}ZeroDivisionError: in the input\nTraceback (most recent call")
@@ -324,44 +305,31 @@ def test_a_worker_reads_only_its_part(tmp_path: Path, token: str) -> None:
     assert arrays(second, ["id"], 1) == [{"id": (tf.int32, (2,), [10, 0])}]
 
 
-def test_copies_in_which_other_examples_cannot_be_read_are_refused(
-    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("differ", ["left out", "length"])
+def test_copies_that_differ_are_refused(
+    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch, differ: str
 ) -> None:
     """In evaluation, examples that are left out move those after them."""
     own, _ = pair(write(tmp_path), token)
     numbers = iter([0, 1])
     evaluation = Stored.evaluation
 
-    def left_out(self: Stored, split: str, batch_size: int | None = None) -> Batches:
-        batches = Batches(evaluation(self, split, batch_size).dataset)
-        batches.counts["left_out"] = next(numbers)
+    def other(self: Stored, split: str, batch_size: int | None = None) -> Batches:
+        dataset, number = evaluation(self, split, batch_size).dataset, next(numbers)
+        batches = Batches(dataset if differ == "left out" else dataset.take(5 - 5 * number))
+        if differ == "left out":
+            batches.counts["left_out"] = number
         return batches
 
-    monkeypatch.setattr(Stored, "evaluation", left_out)
+    monkeypatch.setattr(Stored, "evaluation", other)
     host = f"worker 0 ({socket.gethostname()}), which reads the input"
+    first, second = {
+        "left out": ("0 examples left_out", "1 examples left_out"),
+        "length": ("goes on", "ended"),
+    }[differ]
     with pytest.raises(errors.InputError) as caught:
         next(iter(in_parts(own, token, 2, 2).evaluation("test")))
     assert str(caught.value) == (
-        f"the workers do not read the same mini-batches ({host}: 0 examples left_out; {host}: 1 "
-        "examples left_out). Copy the same data to all hosts, or set input.on_worker=False"
-    )
-
-
-def test_copies_of_which_one_ends_first_are_refused(
-    tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, _ = pair(write(tmp_path), token)
-    sizes = iter([5, 0])
-    evaluation = Stored.evaluation
-
-    def shorter(self: Stored, split: str, batch_size: int | None = None) -> Batches:
-        return Batches(evaluation(self, split, batch_size).dataset.take(next(sizes)))
-
-    monkeypatch.setattr(Stored, "evaluation", shorter)
-    host = f"worker 0 ({socket.gethostname()}), which reads the input"
-    with pytest.raises(errors.InputError) as caught:
-        next(iter(in_parts(own, token, 2, 2).evaluation("test")))
-    assert str(caught.value) == (
-        f"the workers do not read the same mini-batches ({host}: goes on; {host}: ended). Copy the "
-        "same data to all hosts, or set input.on_worker=False"
+        f"the workers do not read the same mini-batches ({host}: {first}; {host}: {second}). Copy "
+        "the same data to all hosts, or set input.on_worker=False"
     )

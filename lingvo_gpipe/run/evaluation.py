@@ -299,7 +299,7 @@ class CheckpointEvaluator:
             TrainingError: the data is not that of the run.
         """
         logdir = self._logdir
-        for folder in restoring.folders(logdir, which):
+        for folder in log_directory.folders(logdir, which):
             log_directory.check_assets(folder, self._input.assets())
         restored = restoring.restore(
             self.pipe.by_path, self.pipe.analysis, self._params, logdir=logdir, which=which

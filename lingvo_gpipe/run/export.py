@@ -102,7 +102,7 @@ def run(
         UserError: the input cannot be served, the network needs a field that is not served, there
             is no such checkpoint, or the folder cannot be written.
     """
-    source = restoring.source(params, logdir=logdir, which=which)
+    source = log_directory.source(params, logdir=logdir, which=which)
     params = task.complete(params, source)
     task.check(params)
     assets = source.assets()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from absl import logging
 
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.hyperparams import text
+from lingvo_gpipe.input import Input
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.task import Task
 
@@ -137,6 +139,40 @@ def kept_assets(folder: Path, names: Iterable[str]) -> dict[str, bytes] | None:
             return None
         contents[name] = content
     return contents
+
+
+def folders(logdir: Path | None, which: str | None) -> list[Path]:
+    """Return the folders to search for a run's files: the run of a checkpoint, then `logdir`.
+
+    Args:
+        logdir: log directory of the run.
+        which: path of a checkpoint in a folder of the run, or of that folder.
+    """
+    places = [] if logdir is None else [logdir]
+    if which is None:
+        return places
+    path = Path(os.path.abspath(which))
+    return [path.parent, *places] if path.is_dir() else [*path.parents[:2], *places]
+
+
+def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> Input:
+    """Return a task's input on the files that the run stores, or on the data if it stores none.
+
+    Args:
+        params: params of the task.
+        logdir: log directory of the run.
+        which: path of a checkpoint, or of a directory of them: its run's folder comes first.
+
+    Raises:
+        UserError: a stored file cannot be read or used.
+    """
+    made: Input = params.input.instantiate()
+    for folder in folders(logdir, which):
+        kept = kept_assets(folder, made.asset_names)
+        if kept:
+            made.recall(kept)
+            break
+    return made
 
 
 def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Weights from checkpoints of other runs, and files of its data that a run stores."""
+"""Weights from checkpoints: for evaluation and export, and to start from those of another run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def start_from(
     ):
         for line in lines:
             report(f"    {what}: {line}")
-    places = folders(None, start)
+    places = log_directory.folders(None, start)
     if any((folder / synthetic.FILE).exists() for folder in places):
         report("    it was trained on made-up examples: nothing that it has learned holds here")
     stored = [log_directory.kept_assets(folder, source.asset_names) for folder in places]
@@ -146,37 +146,3 @@ def _matching(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...
             )
         matches |= matching
     return tuple(path for path in paths if path in matches)
-
-
-def folders(logdir: Path | None, which: str | None) -> list[Path]:
-    """Return the folders to search for a run's files: the run of a checkpoint, then `logdir`.
-
-    Args:
-        logdir: log directory of the run.
-        which: path of a checkpoint in a folder of the run, or of that folder.
-    """
-    places = [] if logdir is None else [logdir]
-    if which is None:
-        return places
-    path = Path(os.path.abspath(which))
-    return [path.parent, *places] if path.is_dir() else [*path.parents[:2], *places]
-
-
-def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> Input:
-    """Return a task's input on the files that the run stores, or on the data if it stores none.
-
-    Args:
-        params: params of the task.
-        logdir: log directory of the run.
-        which: path of a checkpoint, or of a directory of them: its run's folder comes first.
-
-    Raises:
-        UserError: a stored file cannot be read or used.
-    """
-    made: Input = params.input.instantiate()
-    for folder in folders(logdir, which):
-        kept = log_directory.kept_assets(folder, made.asset_names)
-        if kept:
-            made.recall(kept)
-            break
-    return made

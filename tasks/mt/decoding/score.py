@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 from lingvo_gpipe import errors, pipelining, registry, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.input import synthetic
-from lingvo_gpipe.run import log_directory, restoring, tensorboard
+from lingvo_gpipe.run import log_directory, tensorboard
 from lingvo_gpipe.tasks.mt.decoding import scores, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary
@@ -156,7 +156,7 @@ def run(job: registry.Job) -> None:
     with Count("translating", "sentence", count) as bar:  # reading weights takes time
         decoder = translator.Decoder(params, logdir=job.logdir, checkpoint=job.checkpoint)
         source.records.check_vocabulary(decoder.vocabulary.hash)
-        for folder in restoring.folders(job.logdir, job.checkpoint):
+        for folder in log_directory.folders(job.logdir, job.checkpoint):
             log_directory.check_assets(folder, source.assets())
         texts = list(translations(decoder.translate, decoder.vocabulary, chosen, bar.update))
     with Count("scoring", "sentence", count) as bar:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import pipelining, task
 from lingvo_gpipe.execution import outer_function, variables
-from lingvo_gpipe.run import restoring
+from lingvo_gpipe.run import log_directory, restoring
 from lingvo_gpipe.schedule.table import forward_table
 from lingvo_gpipe.tasks.mt.decoding import incremental, search
 from lingvo_gpipe.tasks.mt.decoding.candidates import Shortlist
@@ -374,7 +374,7 @@ class Decoder(Translator):
                 nor its data exist.
         """
         search.check(params.decode)
-        source = cast("Translation", restoring.source(params, logdir=logdir, which=checkpoint))
+        source = cast("Translation", log_directory.source(params, logdir=logdir, which=checkpoint))
         completed = task.complete(params, source)
         self.vocabulary: Vocabulary = source.vocabulary
         self.target_tokens: bool = source.target_tokens

@@ -133,8 +133,7 @@ def test_translations_over_workers_are_those_of_one_process(tmp_path: Path) -> N
     flags += ["--model=mt.django.Tiny", "--data=made", "--mode=train_eval", "--max_steps=2"]
     finish(start(tmp_path / "alone", *flags))
     finish(start(tmp_path / "workers", *flags, "--workers=local:2"))
-    tags = ("weights/", "gradients/", "translations/")
-    expected, found = (shown(tmp_path / name, *tags) for name in ("alone", "workers"))
-    assert {tag.partition("/")[0] + "/" for _, tag, _ in expected} == set(tags)
+    expected, found = (shown(tmp_path / name, "translations/") for name in ("alone", "workers"))
+    assert expected
     assert expected.keys() == found.keys()
     assert [key for key, value in expected.items() if not np.array_equal(value, found[key])] == []

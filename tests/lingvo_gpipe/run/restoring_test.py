@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network, optim, task
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.run import checkpoints, restoring
+from lingvo_gpipe.run import checkpoints, log_directory, restoring
 from tests import tiny_task
 
 
@@ -88,8 +88,8 @@ def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: P
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     own, other = str(run / "checkpoints"), tmp_path / "other"
-    assert restoring.folders(None, own) == [run]
-    assert restoring.folders(other, own) == [run, other]
-    assert run in restoring.folders(None, f"{own}/ckpt-3")
-    assert tmp_path not in restoring.folders(None, f"{own}/ckpt-3")
-    assert restoring.folders(other, None) == [other]
+    assert log_directory.folders(None, own) == [run]
+    assert log_directory.folders(other, own) == [run, other]
+    assert run in log_directory.folders(None, f"{own}/ckpt-3")
+    assert tmp_path not in log_directory.folders(None, f"{own}/ckpt-3")
+    assert log_directory.folders(other, None) == [other]

@@ -57,13 +57,13 @@ class LostError(Exception):
 
 def versions() -> dict[str, str]:
     """Return the versions that must be the same in all processes of a run."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for package in ("lingvo-gpipe", "tensorflow", "keras", "numpy"):
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+            installed[package] = "unknown"
+    return installed
 
 
 class Connection:

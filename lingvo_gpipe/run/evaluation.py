@@ -304,7 +304,7 @@ class CheckpointEvaluator:
         restored = restoring.restore(
             self.pipe.by_path, self.pipe.analysis, self._params, logdir=logdir, which=which
         )
-        found = evaluate(
+        evaluated = evaluate(
             self.pipe,
             self._source.evaluation(self._params.eval.split),
             step=restored.step,
@@ -313,18 +313,18 @@ class CheckpointEvaluator:
             should_stop=self._should_stop,
             examples=Examples(self.pipe, self._input, self._params.eval.examples),
         )
-        if found is None:
+        if evaluated is None:
             return None
-        self._report(found.line())
+        self._report(evaluated.line())
         if logdir is not None:
             folder = folder_of(logdir, self._params)
             if folder not in self._writers:
                 self._writers[folder] = tensorboard.Writer(folder)
             if self._texts is None:
                 self._texts = texts_of(self._params, self.pipe, self._input, self._report)
-            shown = dataclasses.replace(found, texts=dict(self._texts()))
+            shown = dataclasses.replace(evaluated, texts=dict(self._texts()))
             tensorboard.write_evaluation(self._writers[folder], shown, self._input.class_names)
-        return found
+        return evaluated
 
 
 def folder_of(logdir: Path, params: Task.Params) -> Path:
@@ -337,10 +337,10 @@ def folder_of(logdir: Path, params: Task.Params) -> Path:
         logdir: log directory of the run.
         params: params of the task, by which it is evaluated.
     """
-    kept = None
+    newest = None
     with contextlib.suppress(errors.CheckpointError):  # reported when it is restored
-        kept = checkpoints.newest_text(str(logdir / log_directory.CHECKPOINTS))
-    if kept is None or not task.change(kept[1], params.to_text()).touches("eval.split"):
+        newest = checkpoints.newest_text(str(logdir / log_directory.CHECKPOINTS))
+    if newest is None or not task.change(newest[1], params.to_text()).touches("eval.split"):
         return logdir / tensorboard.EVALUATIONS
     return (
         logdir / f"{tensorboard.EVALUATIONS}_{re.sub('[^A-Za-z0-9_.-]+', '_', params.eval.split)}"

@@ -207,7 +207,7 @@ class Learner:
     ) -> errors.UserError:
         """Return the cause of an error: that of the first group that fails again."""
         for group, earlier in groups:
-            found = self.pipe.explain(
+            cause = self.pipe.explain(
                 error,
                 group.fields,
                 step=self.step.read_value(),
@@ -215,9 +215,9 @@ class Learner:
                 num_micro_batches=group.of,
                 earlier_micro_batches=earlier,
             )
-            if not isinstance(found, errors.StepError) or found.micro_batch is not None:
+            if not isinstance(cause, errors.StepError) or cause.micro_batch is not None:
                 break
-        return found
+        return cause
 
     def _update(self, groups: Sequence[Group], begun_s: float) -> UpdateResult:
         if len(groups) == 1:
@@ -227,10 +227,10 @@ class Learner:
         of_batch = [loss.name for loss in self.pipe.analysis.losses if loss.of_batch]
         weights: dict[str, tf.Tensor] | None = None
         for group in groups:
-            own: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(group.fields))
+            of_group: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(group.fields))
             if group.first:
-                own |= {name: tf.zeros_like(own[name]) for name in of_batch}
-            weights = own if weights is None else self._add_weights(weights, own)
+                of_group |= {name: tf.zeros_like(of_group[name]) for name in of_batch}
+            weights = of_group if weights is None else self._add_weights(weights, of_group)
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
         total: _Sums | None = None

@@ -166,13 +166,13 @@ def source(params: Task.Params, *, logdir: Path | None, which: str | None) -> In
     Raises:
         UserError: a stored file cannot be read or used.
     """
-    made: Input = params.input.instantiate()
+    source: Input = params.input.instantiate()
     for folder in folders(logdir, which):
-        kept = kept_assets(folder, made.asset_names)
-        if kept:
-            made.recall(kept)
+        assets = kept_assets(folder, source.asset_names)
+        if assets:
+            source.recall(assets)
             break
-    return made
+    return source
 
 
 def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:

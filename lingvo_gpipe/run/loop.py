@@ -199,13 +199,13 @@ class _Training:
 
     def _listed_callbacks(self) -> keras.callbacks.Callback | None:
         """Return the run's callbacks as one; None: it has none."""
-        own = [params.make(self._logdir) for params in self._params.train.callbacks]
-        every = [*own, *self._options.callbacks]
-        if not every:
+        of_recipe = [params.make(self._logdir) for params in self._params.train.callbacks]
+        callbacks = [*of_recipe, *self._options.callbacks]
+        if not callbacks:
             return None
         epochs = -(-self._params.train.max_steps // self._epoch_steps)
         return keras.callbacks.CallbackList(
-            every, model=self._model, epochs=epochs, steps=self._epoch_steps, verbose=0
+            callbacks, model=self._model, epochs=epochs, steps=self._epoch_steps, verbose=0
         )
 
     def restore(self, start: str | None, change: task.Change | None) -> None:
@@ -456,7 +456,7 @@ def _last_lines(params: Task.Params, logdir: Path, result: Result) -> Iterator[s
     has_command = shutil.which("tensorboard") is not None  # not where .venv is not activated
     program = "tensorboard" if has_command else f"{sys.executable} -m tensorboard.main"
     yield f"to see the curves: {program} --logdir {shlex.quote(str(logdir))}"
-    kept = checkpoints.newest(str(logdir / log_directory.BEST))
-    if result.best is not None and kept is not None:
-        step = checkpoints.step_of(kept)
-        yield f"best {params.eval.best} {result.best:.4f} at step {step}: {kept}"
+    best = checkpoints.newest(str(logdir / log_directory.BEST))
+    if result.best is not None and best is not None:
+        step = checkpoints.step_of(best)
+        yield f"best {params.eval.best} {result.best:.4f} at step {step}: {best}"

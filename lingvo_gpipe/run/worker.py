@@ -110,9 +110,9 @@ class Requests:
         if self._source is None or self._source[0] != asked["input"]:
             self._source = asked["input"], hyperparams.from_text(asked["input"]).instantiate()
         source, split = self._source[1], asked["split"]
-        own = source.fingerprint(split)
+        fingerprint = source.fingerprint(split)
         for name, expected in asked["fingerprint"].items():
-            if (value := own.get(name, "unknown")) != expected:
+            if (value := fingerprint.get(name, "unknown")) != expected:
                 raise errors.InputError(
                     f"other data than the chief's: {name} is {value}, the chief's {expected}. Copy "
                     "the same data to both hosts, or set input.on_worker=False"

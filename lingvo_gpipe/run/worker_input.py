@@ -27,27 +27,27 @@ from lingvo_gpipe.network.parts import InParts, Part
 from lingvo_gpipe.run import worker
 
 
-def source_of(own: Input, executor: Executor, report: Callable[[str], None]) -> Source:
+def source_of(source: Input, executor: Executor, report: Callable[[str], None]) -> Source:
     """Return where the mini-batches of a network come from, by `input.on_worker`.
 
     Args:
-        own: the input of this process.
+        source: the input of this process.
         executor: runs the network; it learns on which devices the mini-batches are.
         report: receives a line if there are no workers.
     """
-    if not own.params.on_worker:
-        return own
+    if not source.params.on_worker:
+        return source
     devices = [packing.host(of_replica[0]) for of_replica in executor.devices]
     if not placement.is_on_worker(devices[0]):
         report("input.on_worker does nothing in this run, which has no workers")
-        return own
+        return source
     params = executor.analysis.params
     if len(set(devices)) == 1 or params.unbatched:  # a field without examples has no parts
         executor.input_devices = (devices[0],)
-        return WorkerInput(own, devices[:1])
+        return WorkerInput(source, devices[:1])
     executor.input_devices = tuple(devices)
     of_replicas = [Part.of(params, replica) for replica in range(params.num_replicas)]
-    return WorkerInput(own, devices, of_replicas)
+    return WorkerInput(source, devices, of_replicas)
 
 
 class WorkerInput:
@@ -61,7 +61,7 @@ class WorkerInput:
 
     def __init__(
         self,
-        own: Input,
+        source: Input,
         devices: Sequence[str],
         parts: Sequence[Part] = (),
         token: str = worker.TOKEN,
@@ -69,12 +69,12 @@ class WorkerInput:
         """Read nothing yet.
 
         Args:
-            own: the input of this process; each worker makes another one of its params.
+            source: the input of this process; each worker makes another one of its params.
             devices: CPU of each worker.
             parts: which examples each worker reads; empty: one worker reads all.
             token: name of the workers' function.
         """
-        self._own = own
+        self._input = source
         self.devices = devices
         self.parts = parts
         self.token = token
@@ -88,13 +88,13 @@ class WorkerInput:
         return self._reading("evaluation", {"split": split})
 
     def _reading(self, kind: str, which: Mapping[str, Any]) -> Reading:
-        own, split = self._own, which["split"]
-        spec = own.element_spec(training=split is None)
+        source, split = self._input, which["split"]
+        spec = source.element_spec(training=split is None)
         request = {
             "kind": kind,
-            "input": own.params.to_text(),
+            "input": source.params.to_text(),
             "fields": {name: field.dtype.name for name, field in spec.items()},
-            "fingerprint": dict(own.fingerprint(split)),
+            "fingerprint": dict(source.fingerprint(split)),
             **which,
         }
         return _WorkerReading(request, self)

@@ -138,7 +138,7 @@ def parts(
         for (path, _), value in slots.items()
         if path in part_of and tuple(value.shape) != specs[path].shape
     }
-    found = {
+    part_of_key = {
         key(path): dataclasses.replace(part, key=key(part.key))
         for path, part in part_of.items()
         for key in (variable, average)
@@ -148,12 +148,12 @@ def parts(
             continue
         whole_key = slot(part.key, name)
         if part.key not in redivided:
-            found[slot(path, name)] = dataclasses.replace(part, key=whole_key)
+            part_of_key[slot(path, name)] = dataclasses.replace(part, key=whole_key)
         elif specs[path].shape == part.shape:
-            found[slot(path, name)] = Part(whole_key, tuple(value.shape))
+            part_of_key[slot(path, name)] = Part(whole_key, tuple(value.shape))
         else:
-            found[slot(path, name)] = Part(f"{whole_key}/{part.spec}", tuple(value.shape))
-    return found
+            part_of_key[slot(path, name)] = Part(f"{whole_key}/{part.spec}", tuple(value.shape))
+    return part_of_key
 
 
 def _layers_of_slices(params: PipelineParams) -> dict[str, str]:

@@ -94,13 +94,13 @@ class SavedValues:
         return None if here == there else f"{name} is {there} there, {here} here"
 
     def _restored(self, parts: Sequence[Part], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-        found: list[tf.Tensor] = tf.raw_ops.RestoreV2(
+        tensors: list[tf.Tensor] = tf.raw_ops.RestoreV2(
             prefix=self._prefix,
             tensor_names=[part.key for part in parts],
             shape_and_slices=[part.spec for part in parts],
             dtypes=list(dtypes),
         )
-        return found
+        return tensors
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -138,12 +138,13 @@ def trained_values(path: str) -> dict[str, Array]:
     """
     saved = SavedValues(files.at(path))
     start = keys.variable("")
-    found = {}
+    values = {}
     for key in saved.shapes:
         if key.startswith(start):
-            average = keys.average(key.removeprefix(start))
-            found[key.removeprefix(start)] = saved.read(average if average in saved.shapes else key)
-    return found
+            path = key.removeprefix(start)
+            average = keys.average(path)
+            values[path] = saved.read(average if average in saved.shapes else key)
+    return values
 
 
 def reason(error: BaseException) -> str:

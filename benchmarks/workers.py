@@ -1,10 +1,8 @@
 """What do worker processes cost?
 
 `python -m benchmarks.workers`: processor seconds and wall seconds of an update, in one process and
-over two workers, in interleaved rounds on an idle machine; the chief's own share of them. They are
-counted from one checkpoint to the next, so that neither start nor end counts. Stacks of
-8, 32 and 128 layers in two cells show whether the chief's time grows with the number of variables;
-eight wide layers show what it needs to wait, whatever it waits for.
+over two workers, in interleaved rounds on an idle machine. They are counted from one checkpoint to
+the next, so that neither start nor end counts.
 """
 
 from __future__ import annotations
@@ -31,10 +29,6 @@ CASES = {
             "AmoebaNet-D": "AmoebaNet",
             "MLP": "MLP",
             "Transformer": "Transformer",
-            "8 layers": "Stack8",
-            "32 layers": "Stack32",
-            "128 layers": "Stack128",
-            "8 wide layers": "WideStack8",
         }.items()
     },
 }
@@ -43,10 +37,6 @@ UPDATES = {
     "AmoebaNet-D": 100,
     "MLP": 100,
     "Transformer": 30,
-    "8 layers": 500,
-    "32 layers": 500,
-    "128 layers": 500,
-    "8 wide layers": 500,
 }
 """Name of a case → updates that are measured, after as many that are not."""
 ROUNDS = 5
@@ -59,11 +49,11 @@ class Used:
 
     Attributes:
         wall_s: seconds of a clock.
-        processor_s: kind of process (chief, worker, supervisor) → processor seconds.
+        processor_s: processor seconds of all of its processes.
     """
 
     wall_s: float
-    processor_s: dict[str, float]
+    processor_s: float
 
 
 def run(case: str, folder: Path, flags: Sequence[str], marks: Sequence[int] = ()) -> list[Used]:
@@ -98,23 +88,13 @@ def _used(root: int) -> Used:
             fields = (path / "stat").read_text().rpartition(")")[2].split()
             parents[int(path.name)] = int(fields[1])
             seconds[int(path.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
-    total: dict[str, float] = {}
+    total = 0.0
     for pid, used_s in seconds.items():
         ancestor = pid
         while ancestor not in (root, 0):
             ancestor = parents.get(ancestor, 0)
-        if ancestor == root:
-            kind = _kind(pid)
-            total[kind] = total.get(kind, 0.0) + used_s
+        total += used_s if ancestor == root else 0.0
     return Used(now, total)
-
-
-def _kind(pid: int) -> str:
-    """Return what a process of a run is; a supervisor has not loaded TensorFlow."""
-    if "libtensorflow" not in Path(f"/proc/{pid}/maps").read_text():
-        return "supervisor"
-    is_worker = "lingvo_gpipe.run.worker" in Path(f"/proc/{pid}/cmdline").read_text()
-    return "worker" if is_worker else "chief"
 
 
 def speed(case: str, rounds: int) -> None:
@@ -131,12 +111,10 @@ def speed(case: str, rounds: int) -> None:
             for label, more in (("one process", []), ("two workers", ["--workers=local:2"])):
                 folder = Path(temporary, f"{label.split()[0]}{number}")
                 first, last = run(case, folder, [*flags, *more], [count, 2 * count])
-                each = {
-                    kind: used_s - first.processor_s.get(kind, 0.0)
-                    for kind, used_s in last.processor_s.items()
+                figures = {
+                    "processor": last.processor_s - first.processor_s,
+                    "wall": last.wall_s - first.wall_s,
                 }
-                figures = {**each, "processor": sum(each.values())}
-                figures["wall"] = last.wall_s - first.wall_s
                 for what, seconds in figures.items():
                     found.setdefault(f"{label}, {what}", []).append(1e3 * seconds / count)
     print(f"{case}, ms of an update")

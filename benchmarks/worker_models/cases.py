@@ -18,38 +18,6 @@ class AmoebaNet(digits.AmoebaNet):
     filters = 16
 
 
-class Stack8(registry.Model):
-    """Dense layers in two cells: more of them are more variables, and as many calls."""
-
-    num_layers = 8
-    units = 32
-
-    def task(self) -> Task.Params:
-        """Return the task."""
-        task = digits.MLP().task()
-        task.model.layers = convnet.mlp([self.units] * self.num_layers, classes=10, dropout=0.0)
-        task.model.set(num_partitions=2, num_micro_batches=4)
-        return task
-
-
-class WideStack8(Stack8):
-    """As few variables, but an update takes longer than that of 128 narrow layers."""
-
-    units = 512
-
-
-class Stack32(Stack8):
-    """Of 32 layers."""
-
-    num_layers = 32
-
-
-class Stack128(Stack8):
-    """Of 128 layers."""
-
-    num_layers = 128
-
-
 class MLP(registry.Model):
     """Dense layers between 512 and 1024 as in `support.blocks`; all images in a mini-batch."""
 

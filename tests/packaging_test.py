@@ -194,16 +194,6 @@ def test_metadata_names_versions_and_license_and_no_address(
     assert versions == {f"3.{minor}" for minor in range(30) if f"3.{minor}.1" in allowed}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("twine") is None,
-    reason="needs twine, which only those who publish a wheel have: pip install twine",
-)
-def test_twine_finds_nothing(wheel: Path) -> None:
-    command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
 def test_wheel_of_the_sdist_holds_the_same(source: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

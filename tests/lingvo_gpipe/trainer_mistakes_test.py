@@ -27,11 +27,7 @@ def run(
         (["--model=lab.Tony"], "ParamsError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
         ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
         (["--modle=x"], "ParamsError: unknown flag --modle; nearest --mode, --model"),
-        (["--max_steps=x"], "ParamsError: argument --max_steps: invalid int value: 'x'. --help"),
-        (["train"], "ParamsError: unknown flag train; --help lists all flags"),
         (["--mode="], "ParamsError: --mode= is empty. Give a value, or leave it out"),
-        (["--model=lab.Tiny", "--logdir="], "ParamsError: --logdir= is empty."),
-        (["--model=lab.Tiny", "--checkpoint="], "ParamsError: --checkpoint= is empty."),
         (["--model=lab.Tiny"], "ParamsError: --logdir=FOLDER is missing: the run's folder of"),
         (["--model=lab.Tiny", "--data=real"], "ParamsError: argument --data: invalid choice: 'r"),
         (
@@ -50,10 +46,6 @@ def run(
         (
             ["--model=lab.Tiny", "--mode=describe", "--hosts=2x4"],
             "ParamsError: --hosts goes with --mode=",
-        ),
-        (
-            ["--model=lab.Tiny", "--logdir=/x", "--params_override=model.jit_compile=fast"],
-            "ParamsError: lab.Tiny: 'model.jit_compile' must be bool or ",
         ),
         (
             ["--model=lab.Tiny", "--logdir=/x", "--num_replicas=3", "--num_micro_batches=2"],
@@ -92,11 +84,6 @@ def run(
             "'model.num_micro_batches'",
         ),
         (
-            ["--model=lab.Tiny", "--params_override=num_microbatches=4"],
-            "ParamsError: lab.Tiny has no field 'num_microbatches'; nearest "
-            "'model.num_micro_batches'",
-        ),
-        (
             ["--model=lab.Tiny", "--params_override=train.max_steps=many"],
             "ParamsError: lab.Tiny: 'train.max_steps' must be int, got many",
         ),
@@ -104,10 +91,6 @@ def run(
             ["--model=lab.Tiny", "--params_override=train.callbacks=[callbacks.CSVLoggger]"],
             "ParamsError: lab.Tiny: 'train.callbacks': lingvo_gpipe has no class "
             "'callbacks.CSVLoggger'; nearest 'callbacks.CSVLogger'",
-        ),
-        (
-            ["--model=lab.Tiny", "--params_override=train.optimizer=Adam"],
-            "ParamsError: lab.Tiny: 'train.optimizer' must be Optimizer.Params, got Adam",
         ),
         (
             ["--model=lab.Tiny", "--params_override=train.max_steps"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, network, optim, task
+from lingvo_gpipe import network, optim, task
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, log_directory, restoring
 from tests import tiny_task
@@ -74,14 +74,6 @@ def test_an_older_checkpoint_is_used_where_the_newest_is_torn(
     assert restoring.restore(found, trained(), params, logdir=tmp_path, which=None).step == 3
     assert f"{newest} is torn, an older one is used: " in caplog.text
     assert restoring.restore(found, trained(), params, logdir=None, which=older).step == 3
-
-
-def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.CheckpointError) as caught:
-        restoring.restore({}, trained(), tiny_task.tiny_task(), logdir=tmp_path, which=None)
-    assert str(caught.value) == (
-        f"{tmp_path / 'checkpoints'} has no checkpoint. Train first, or name one by --checkpoint"
-    )
 
 
 def test_what_a_run_keeps_is_looked_for_in_the_run_of_the_checkpoint(tmp_path: Path) -> None:

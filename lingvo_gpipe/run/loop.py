@@ -122,7 +122,12 @@ def run(
         UserError: the params, the log directory, data or devices do not fit; a loss is not finite.
     """
     folder = Path(logdir)
-    params, source = _prepare(params, report)
+    task.check(params)
+    for line in synthetic.notices(params):
+        report(line)
+    process.prepare_devices(params.model)  # before an input begins TensorFlow
+    source: Input = params.input.instantiate()
+    params = task.complete(params, source)
     with log_directory.locked(folder):
         kept = log_directory.kept_values(folder)
         params = auto.resolved(
@@ -141,16 +146,6 @@ def run(
     for line in _last_lines(params, folder, result):
         report(line)
     return result
-
-
-def _prepare(params: Task.Params, report: Callable[[str], None]) -> tuple[Task.Params, Input]:
-    """Check a task and complete it; return its params and its input."""
-    task.check(params)
-    for line in synthetic.notices(params):
-        report(line)
-    process.prepare_devices(params.model)  # before an input begins TensorFlow
-    source: Input = params.input.instantiate()
-    return task.complete(params, source), source
 
 
 class _Training:

@@ -86,6 +86,9 @@ def run(
         if not uses_workers:
             return None
         link = functools.partial(lease.take, cluster, _token(values))
+    timeout_s = values.start_timeout_s
+    if timeout_s is None:
+        timeout_s = chief_supervisor.START_TIMEOUT_S
     return asyncio.run(
         chief_supervisor.run(
             chief_supervisor.Options(
@@ -94,7 +97,7 @@ def run(
                 dict(os.environ),
                 report,
                 link,
-                values.start_timeout_s or chief_supervisor.START_TIMEOUT_S,
+                timeout_s,
             )
         )
     )

@@ -32,7 +32,6 @@ CONNECTED = "connected"
 """The chief's line once TensorFlow has connected to the workers."""
 GO = "go"
 """The supervisor's line once the workers serve."""
-START_TIMEOUT_S = 300.0
 GPUS = "CUDA_VISIBLE_DEVICES"
 """The environment variable of the GPUs that a process uses."""
 _TICK_S = 0.05
@@ -68,7 +67,7 @@ class Options:
     environment: Mapping[str, str]
     report: Callable[[str], None]
     link: Callable[[int], Awaitable[Link]]
-    start_timeout_s: float = START_TIMEOUT_S
+    start_timeout_s: float
 
 
 async def run(options: Options) -> int:

@@ -26,7 +26,12 @@ def add_flags(flags: Flags) -> None:
     flags.text("job", "What this process is in the cluster: chief or worker.")
     flags.number("task", "Its number among the workers.")
     flags.text("token_file", "File with the run's secret; or set LINGVO_GPIPE_TOKEN.")
-    flags.number("start_timeout_s", "Seconds that a chief waits for its workers; 300 if not given.")
+    flags.add_argument(
+        "--start_timeout_s",
+        type=int,
+        default=300,
+        help="Seconds that a chief waits for its workers.",
+    )
 
 
 def run(
@@ -86,9 +91,6 @@ def run(
         if not uses_workers:
             return None
         link = functools.partial(lease.take, cluster, _token(values))
-    timeout_s = values.start_timeout_s
-    if timeout_s is None:
-        timeout_s = chief_supervisor.START_TIMEOUT_S
     return asyncio.run(
         chief_supervisor.run(
             chief_supervisor.Options(
@@ -97,7 +99,7 @@ def run(
                 dict(os.environ),
                 report,
                 link,
-                timeout_s,
+                values.start_timeout_s,
             )
         )
     )

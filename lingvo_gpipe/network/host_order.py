@@ -56,31 +56,31 @@ class HostOrder:
     busiest: BusiestHost | None = None
 
 
-def share_out(num_devices: int, there: Sequence[int]) -> tuple[int, ...]:
+def share_out(num_devices: int, available: Sequence[int]) -> tuple[int, ...]:
     """Return the host of each device that a network gets, neighbours on one host.
 
     All hosts get equal shares, but none more than it has.
 
     Args:
-        num_devices: how many are needed, at most as many as there are.
-        there: number of each host's devices.
+        num_devices: how many are needed, at most as many as are available.
+        available: number of each host's devices.
 
     >>> share_out(3, [4, 4]), share_out(4, [1, 3])
     ((0, 0, 1), (0, 1, 1, 1))
     """
     counts: dict[int, int] = {}  # of hosts of which all devices are needed
     while True:
-        others = [host for host in range(len(there)) if host not in counts]
+        others = [host for host in range(len(available)) if host not in counts]
         rest = num_devices - sum(counts.values())
         shares = collections.Counter(others[k * len(others) // rest] for k in range(rest))
-        full = {host: there[host] for host in others if shares[host] > there[host]}
+        full = {host: available[host] for host in others if shares[host] > available[host]}
         if not full:
             shares.update(counts)
-            return tuple(host for host in range(len(there)) for _ in range(shares[host]))
+            return tuple(host for host in range(len(available)) for _ in range(shares[host]))
         counts.update(full)
 
 
-def first_with_enough(num_devices: int, there: Sequence[int]) -> Sequence[int]:
+def first_with_enough(num_devices: int, available: Sequence[int]) -> Sequence[int]:
     """Return the first of the hosts: as many as are needed. Accelerators are shared out so.
 
     The others would only be reached by slower links.
@@ -88,8 +88,8 @@ def first_with_enough(num_devices: int, there: Sequence[int]) -> Sequence[int]:
     >>> first_with_enough(6, [4, 4, 4])
     [4, 4]
     """
-    sums = itertools.accumulate(there)
-    return there[: next(n for n, devices in enumerate(sums, 1) if devices >= num_devices)]
+    sums = itertools.accumulate(available)
+    return available[: next(n for n, devices in enumerate(sums, 1) if devices >= num_devices)]
 
 
 def replica_by_replica(hosts: Sequence[int]) -> HostOrder:
@@ -118,9 +118,9 @@ def choose(hosts: Sequence[int], num_devices: int, sent: Iterable[Sent]) -> Host
         return plain
     by_cell = _cell_by_cell(hosts, num_devices)
     loads = _HostLoads(plain.hosts), _HostLoads(by_cell.hosts)
-    for one in sent:
+    for transfer in sent:
         for load in loads:
-            load.add(one)
+            load.add(transfer)
     busiest = BusiestHost(*(load.most for load in loads))
     chosen = by_cell if busiest.chooses_cell_by_cell else plain
     return dataclasses.replace(chosen, busiest=busiest)
@@ -143,13 +143,13 @@ def of_network(
     num_devices = len(hosts) // params.num_replicas
     if not _has_choice(hosts, num_devices):
         return replica_by_replica(hosts)
-    one, fields = replicas.first_share(params, fields)
-    if not one.cells:
-        one.set(cuts=cuts)
-    analysis = analyze(one, fields)
+    params_of_one, fields = replicas.first_share(params, fields)
+    if not params_of_one.cells:
+        params_of_one.set(cuts=cuts)
+    analysis = analyze(params_of_one, fields)
     exchange = Exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
-    found = links(analysis, Stream(analysis))
-    return choose(hosts, num_devices, sent_by_all(analysis, found, exchange))
+    between_cells = links(analysis, Stream(analysis))
+    return choose(hosts, num_devices, sent_by_all(analysis, between_cells, exchange))
 
 
 def sent_by_all(

@@ -45,8 +45,8 @@ class FieldRange:
         used = [name for name in (self.field, self.values.weights) if name is not None]
         specs = tuple((name, tf.TensorSpec.from_tensor(fields[name])) for name in used)
         with tf.device(value.device):
-            found = _all_inside_of(self, specs, value.device)
-            return found({name: fields[name] for name in used})
+            all_inside = _all_inside_of(self, specs, value.device)
+            return all_inside({name: fields[name] for name in used})
 
     def first_outside(self, fields: Mapping[str, Nest], first_row: int = 0) -> str | None:
         """Return a message for the first value of a mini-batch that is outside; None: all fit.
@@ -55,16 +55,10 @@ class FieldRange:
             fields: of the mini-batch, or of a part of it.
             first_row: number of its first row in the mini-batch.
         """
-        size, weights = self.values.size, self.values.weights
-        found = np.asarray(fields[self.field])
-        if not found.size or (found.min() >= 0 and found.max() < size):
+        size, values = self.values.size, np.asarray(fields[self.field])
+        if not values.size or (values.min() >= 0 and values.max() < size):
             return None
-        outside = (found < 0) | (found >= size)
-        if self.values.ignored is not None:
-            outside &= found != self.values.ignored
-        if weights is not None:
-            outside &= np.broadcast_to(np.asarray(fields[weights]) != 0, found.shape)
-        places = np.argwhere(outside)
+        places = np.argwhere(~self.inside(fields).numpy())
         if not len(places):
             return None
         position = [int(index) for index in places[0]]
@@ -76,7 +70,7 @@ class FieldRange:
         if not setting:
             why, way_out = f"it reads predictions of {size} classes", "the model that predicts them"
         return (
-            f"field {self.field!r}, row {row}{at}: {found[tuple(places[0])]}{more}, "
+            f"field {self.field!r}, row {row}{at}: {values[tuple(places[0])]}{more}, "
             f"but layer {self.layer} takes 0 to {size - 1} ({why}). Correct the data, or {way_out}"
         )
 
@@ -88,7 +82,7 @@ class FieldRange:
         if self.values.ignored is not None:
             inside |= numbers == self.values.ignored
         if weights is not None:
-            inside |= tf.broadcast_to(fields[weights] == 0, tf.shape(values))
+            inside |= tf.broadcast_to(tf.equal(fields[weights], 0), tf.shape(values))
         return inside
 
 
@@ -103,15 +97,15 @@ def check(ranges: Sequence[FieldRange], *parts: Mapping[str, Nest]) -> None:
     Raises:
         InputError: naming field, row, value and layer.
     """
-    looked = [[one.all_inside(fields) for one in ranges] for fields in parts]
+    on_workers = [[field_range.all_inside(fields) for field_range in ranges] for fields in parts]
     first_rows = [0] * len(ranges)
-    for fields, of_part in zip(parts, looked, strict=True):
-        for number, (one, inside) in enumerate(zip(ranges, of_part, strict=True)):
-            if inside is None or not bool(inside):
-                message = one.first_outside(fields, first_rows[number])
+    for fields, all_inside in zip(parts, on_workers, strict=True):
+        for number, field_range in enumerate(ranges):
+            if all_inside[number] is None or not bool(all_inside[number]):
+                message = field_range.first_outside(fields, first_rows[number])
                 if message is not None:
                     raise errors.InputError(message)
-            first_rows[number] += fields[one.field].shape[one.batch_dim]
+            first_rows[number] += fields[field_range.field].shape[field_range.batch_dim]
 
 
 def asserted(
@@ -127,23 +121,23 @@ def asserted(
         device: a CPU, which looks at them.
     """
     guarded = dict(fields)
-    for one in ranges:
-        values, size = fields[one.field], one.values.size
+    for field_range in ranges:
+        name, values = field_range.field, fields[field_range.field]
         with tf.device(device):
-            inside = one.inside(fields)
+            inside = field_range.inside(fields)
             first = tf.where(~inside)[:1]
             check = tf.debugging.Assert(
                 tf.reduce_all(inside),
                 [
-                    f"field {one.field!r} has a value that layer {one.layer} does not take (0 to "
-                    f"{size - 1}), at",
+                    f"field {name!r} has a value that layer {field_range.layer} does not take (0 "
+                    f"to {field_range.values.size - 1}), at",
                     first,
                     "which is",
                     tf.gather_nd(values, first),
                 ],
             )
         with tf.device(device), tf.control_dependencies([check]):
-            guarded[one.field] = tf.identity(guarded[one.field])
+            guarded[name] = tf.identity(guarded[name])
     return guarded
 
 
@@ -183,7 +177,7 @@ def of_fields(
         unbatched: names of fields of which none does.
     """
     fields = set(routes.fields.values())
-    found = []
+    ranges_of_fields = []
     for layer in layers:
         versions = dict(zip(layer.params.reads, routes.reads[layer.index], strict=True))
         ranges = {**layer.params.value_ranges(), **layer.meta.value_ranges}
@@ -191,5 +185,5 @@ def of_fields(
             needed = {versions[n] for n in (name, values.weights) if n is not None}
             if needed <= fields:
                 dim = 0 if name in unbatched else batch_dim
-                found.append(FieldRange(name, layer.name, values, dim))
-    return tuple(found)
+                ranges_of_fields.append(FieldRange(name, layer.name, values, dim))
+    return tuple(ranges_of_fields)

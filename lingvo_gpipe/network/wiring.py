@@ -79,11 +79,11 @@ class Wiring:
         >>> sorted(wiring.versions[v].name for v in wiring.made_of({"g"}))
         ['g', 'h']
         """
-        found = {v.index for v in self.versions if v.producer == FIELD and v.name in fields}
+        made_of = {v.index for v in self.versions if v.producer == FIELD and v.name in fields}
         for read, written in zip(self.reads, self.writes, strict=True):
-            if found.issuperset(read):
-                found.update(written)
-        return frozenset(found)
+            if made_of.issuperset(read):
+                made_of.update(written)
+        return frozenset(made_of)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,13 +118,13 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
     >>> wire(nodes, ["x", "label"]).reads
     ((0,), (2, 1))
     """
-    found: list[tuple[str, int]] = []
+    written: list[tuple[str, int]] = []  # by version: name and producer
     current: dict[str, int] = {}
     consumers: list[list[int]] = []
 
     def write(name: str, producer: int) -> int:
-        current[name] = len(found)
-        found.append((name, producer))
+        current[name] = len(written)
+        written.append((name, producer))
         consumers.append([])
         return current[name]
 
@@ -149,13 +149,13 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             )
         writes.append(tuple(write(name, number) for name in node.writes))
     leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
-    for index, (name, producer) in enumerate(found):
+    for index, (name, producer) in enumerate(written):
         is_read = consumers[index] or index in leaving.values()
         if producer != FIELD and not is_read and not nodes[producer].compares:
             raise errors.LayerError(_unread(name, nodes[producer], nodes[producer + 1 :]))
     versions = tuple(
         Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
-        for i, (name, producer) in enumerate(found)
+        for i, (name, producer) in enumerate(written)
     )
     return Wiring(versions, tuple(reads), tuple(writes), leaving)
 

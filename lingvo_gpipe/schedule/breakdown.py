@@ -105,18 +105,14 @@ def added(
         rows: of each device in the first one, part → seconds; empty: there is none.
         later: likewise in the second one.
     """
-    times = [each for each in (rows, later) if each]
-    waited = [dict.fromkeys(PARTS, 0.0) | {"imbalance": sum(each[0].values())} for each in times]
-    return [
-        {
-            name: sum(
-                (each[device] if device < len(each) else wait)[name]
-                for each, wait in zip(times, waited, strict=True)
-            )
-            for name in PARTS
-        }
-        for device in range(max(map(len, times), default=0))
-    ]
+    sums = [dict.fromkeys(PARTS, 0.0) for _ in range(max(len(rows), len(later)))]
+    for period in filter(None, (rows, later)):
+        whole_s = sum(period[0].values())
+        for device, parts in enumerate(sums):
+            row = period[device] if device < len(period) else {"imbalance": whole_s}
+            for name, seconds in row.items():
+                parts[name] += seconds
+    return sums
 
 
 def table_of(rows: Sequence[Mapping[str, float]], labels: Sequence[str]) -> list[list[str]]:
@@ -146,17 +142,17 @@ def with_backwards(
         forward_share: share of the forward in such a call.
     """
     ran = {span.slot for span in spans}
-    found = []
+    whole = []
     for span in spans:
         slot = span.slot
         backward = Slot(slot.cell, "B", slot.micro_batch)
         is_last = slot.cell == table.num_cells - 1 and slot.micro_batch in table.fused()
         if slot.phase == "F" and is_last and backward not in ran:
             middle_s = span.start_s + forward_share * (span.end_s - span.start_s)
-            found.append(dataclasses.replace(span, end_s=middle_s))
+            whole.append(dataclasses.replace(span, end_s=middle_s))
             span = simulate.Span(span.device, backward, middle_s, span.end_s)
-        found.append(span)
-    return simulate.Timeline(table, tuple(found))
+        whole.append(span)
+    return simulate.Timeline(table, tuple(whole))
 
 
 def _shares(slot: Slot, recomputed: Callable[[Slot], float]) -> dict[str, float]:
@@ -176,11 +172,11 @@ def _idle_of_equal_cells(timeline: simulate.Timeline) -> list[float]:
     do, with no time.
     """
     table = timeline.table
-    there = {(slot.phase, slot.cell) for _, slot in table.order()}
+    slots = {(slot.phase, slot.cell) for slot in table}
     lengths = {}
     for phase, seconds in mean_seconds(timeline).items():
-        own = [time_s for cell, time_s in enumerate(seconds) if (phase, cell) in there]
-        lengths[phase] = [statistics.fmean(own or [0.0])] * table.num_cells
+        of_slots = [time_s for cell, time_s in enumerate(seconds) if (phase, cell) in slots]
+        lengths[phase] = statistics.fmean(of_slots or [0.0])
     equal = simulate.simulate(table, lengths)
     return [equal.makespan_s - busy_s for busy_s in equal.busy_s]
 
@@ -194,12 +190,12 @@ def mean_seconds(
         timeline: when each slot ran.
         mean: the arithmetic one, or another, such as `statistics.median`.
     """
-    found: dict[tuple[Phase, int], list[float]] = {}
+    times: dict[tuple[Phase, int], list[float]] = {}
     for span in timeline.spans:
         key = span.slot.phase, span.slot.cell
-        found.setdefault(key, []).append(span.end_s - span.start_s)
+        times.setdefault(key, []).append(span.end_s - span.start_s)
     cells = range(timeline.table.num_cells)
     return {
-        phase: [mean(found.get((phase, cell), [0.0])) for cell in cells]
+        phase: [mean(times.get((phase, cell), [0.0])) for cell in cells]
         for phase in ("F", "R", "B", "I", "W")
     }

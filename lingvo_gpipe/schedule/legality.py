@@ -48,7 +48,7 @@ def ticks(rows: Rows) -> Ticks:
     """
     queues = [[slot for slot in row if slot] for row in rows]
     num_cells = 1 + max(slot.cell for queue in queues for slot in queue)
-    known = {slot for queue in queues for slot in queue}
+    slots = {slot for queue in queues for slot in queue}
     heads = [0] * len(queues)
     done: set[Slot] = set()
     result: Ticks = []
@@ -60,7 +60,7 @@ def ticks(rows: Rows) -> Ticks:
             if heads[device] == len(queues[device]):
                 continue
             slot = queues[device][heads[device]]
-            needs = (need for need in slot.needs(num_cells) if need in known and need not in done)
+            needs = (need for need in slot.needs(num_cells) if need in slots and need not in done)
             missing = next(needs, None)
             if missing is None:
                 ready.append((device, slot))
@@ -151,30 +151,30 @@ def _check_numbers(rows: Rows, places: Places) -> None:
 def _check_phases(rows: Rows, places: Places) -> None:
     """Every cell runs every micro-batch exactly once, backward included, unless forward-only."""
     forward_only = all(slot.phase == "F" for slot in places)
-    found = {(slot.cell, slot.micro_batch, slot.phase) for slot in places}
+    present = {(slot.cell, slot.micro_batch, slot.phase) for slot in places}
     for slot, place in places.items():
         number = slot.micro_batch
-        beside = {phase: (slot.cell, number, phase) in found for phase in ("B", "I", "W")}
-        if slot.phase != "F" and (slot.cell, number, "F") not in found:
+        has = {phase: (slot.cell, number, phase) in present for phase in ("F", "B", "I", "W")}
+        if not has["F"]:
             _refuse(rows, place, f"has no F{number} of its cell. Put F{number} before it")
-        if slot.phase == "F" and not forward_only and not any(beside.values()):
+        if slot.phase == "F" and not forward_only and not (has["B"] or has["I"] or has["W"]):
             _refuse(
                 rows,
                 place,
                 f"has no B{number}. Add it, or remove all backwards for a forward-only table",
             )
-        if slot.phase in ("I", "W") and beside["B"]:
+        if slot.phase in ("I", "W") and has["B"]:
             _refuse(rows, place, f"repeats part of B{number}. Remove one of them")
-        if slot.phase == "I" and not beside["W"]:
+        if slot.phase == "I" and not has["W"]:
             _refuse(
                 rows, place, f"has no W{number}. Add it after that, or write B{number} for both"
             )
-        if slot.phase == "W" and not beside["I"]:
+        if slot.phase == "W" and not has["I"]:
             _refuse(rows, place, f"has no I{number}. Put it before, or write B{number} for both")
     num_micro_batches = 1 + max(slot.micro_batch for slot in places)
     for cell in sorted({slot.cell for slot in places}):
         for number in range(num_micro_batches):
-            if (cell, number, "F") not in found:
+            if (cell, number, "F") not in present:
                 place = next(place for slot, place in places.items() if slot.micro_batch == number)
                 _refuse(
                     rows, place, f"has no counterpart in cell {cell}. Every cell needs F{number}"
@@ -214,12 +214,12 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
         cycle.append((head, need))
         device = pending[need]
     cycle = cycle[seen[device] :]
-    # Each head keeps back, on its own device, the slot that the one before it in the cycle needs.
-    # The data alone has no cycle, so some head can be placed after the slot that it keeps back.
-    kept, head, need = next(
-        (kept, head, need)
-        for (_, kept), (head, need) in zip([cycle[-1], *cycle], cycle, strict=False)
-        if not _follows(kept, head)
+    # Each head blocks, on its own device, the slot that the one before it in the cycle needs. The
+    # data alone has no cycle, so some head can be placed after the slot that it blocks.
+    blocked, head, need = next(
+        (blocked, head, need)
+        for (_, blocked), (head, need) in zip([cycle[-1], *cycle], cycle, strict=False)
+        if not _follows(blocked, head)
     )
     plain = is_plain(rows)
     where = f" of cell {need.cell}" if plain else ""
@@ -227,7 +227,7 @@ def _refuse_deadlock(rows: Rows, queues: list[list[Slot]]) -> NoReturn:
         rows,
         places[head],
         f"waits for {_name(need, plain)}{where}, which waits for slots after this one: deadlock. "
-        f"Move it after slot {places[kept][1]}",
+        f"Move it after slot {places[blocked][1]}",
     )
 
 

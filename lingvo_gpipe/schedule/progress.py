@@ -55,10 +55,10 @@ def states(orders: Sequence[Sequence[Slot]], done: Sequence[int]) -> list[Device
     computed = {slot for order in orders for slot in order}
     missing = {slot for order, n in zip(orders, done, strict=True) for slot in order[n:]}
     num_cells = 1 + max((slot.cell for slot in computed), default=0)
-    found = []
+    device_states = []
     for device, (order, n) in enumerate(zip(orders, done, strict=True)):
         if n >= len(order):
-            found.append(DeviceState(device, n, len(order)))
+            device_states.append(DeviceState(device, n, len(order)))
             continue
         needs = []
         for need in order[n].needs(num_cells):
@@ -69,5 +69,7 @@ def states(orders: Sequence[Sequence[Slot]], done: Sequence[int]) -> list[Device
             )
             if made_by in missing and not has_other:
                 needs.append(made_by)
-        found.append(DeviceState(device, n, len(order), order[n], tuple(dict.fromkeys(needs))))
-    return found
+        device_states.append(
+            DeviceState(device, n, len(order), order[n], tuple(dict.fromkeys(needs)))
+        )
+    return device_states

@@ -99,17 +99,14 @@ def with_slots(table: Table, by_cell: Sequence[str], *, fuse: bool) -> Table:
     """
     if "early" not in by_cell:
         return table
-    # Those have no R that are kept or fused, or have one already.
-    without = [
-        one.kept | one.fused | one.early
-        if policy == "early"
-        else frozenset(range(table.num_micro_batches))
-        for one, policy in zip(reuse(table, by_cell, fuse=fuse), by_cell, strict=True)
-    ]
+    reuses = reuse(table, by_cell, fuse=fuse)
     orders: list[list[Slot]] = [[] for _ in range(table.num_devices)]
     for device, slot in table.order():
-        if slot.phase in "BI" and slot.micro_batch not in without[slot.cell]:
-            orders[device].append(Slot(slot.cell, "R", slot.micro_batch))
+        if slot.phase in "BI" and by_cell[slot.cell] == "early":
+            cell = reuses[slot.cell]
+            # What is kept or fused needs no R, and a table may have the R already.
+            if slot.micro_batch not in cell.kept | cell.fused | cell.early:
+                orders[device].append(Slot(slot.cell, "R", slot.micro_batch))
         orders[device].append(slot)
     return Table.on_grid(orders)
 
@@ -140,7 +137,7 @@ def reuse(table: Table, by_cell: Sequence[str], *, fuse: bool) -> tuple[CellReus
     >>> reuse(Table.from_text("0F0,0B0,0F1,0B1"), ["never"], fuse=True)[0].fused
     frozenset({0, 1})
     >>> split = Table.from_text("0F0,,,0I0,0W0\n,1F0,1I0,1W0")
-    >>> [one.recomputations for one in reuse(split, ["full"] * 2, fuse=True)]
+    >>> [cell.recomputations for cell in reuse(split, ["full"] * 2, fuse=True)]
     [1.0, 0.0]
     """
     forwards: list[list[int]] = [[] for _ in by_cell]

@@ -181,12 +181,12 @@ class Table:
     @functools.cached_property
     def _micro_batches(self) -> dict[Phase, tuple[frozenset[int], ...]]:
         """Phase → per cell the micro-batches that have a slot of it."""
-        found: dict[Phase, list[set[int]]] = {
+        numbers: dict[Phase, list[set[int]]] = {
             phase: [set() for _ in range(self.num_cells)] for phase in get_args(Phase)
         }
         for slot in self:
-            found[slot.phase][slot.cell].add(slot.micro_batch)
-        return {phase: tuple(map(frozenset, of_cell)) for phase, of_cell in found.items()}
+            numbers[slot.phase][slot.cell].add(slot.micro_batch)
+        return {phase: tuple(map(frozenset, of_cell)) for phase, of_cell in numbers.items()}
 
     @functools.cached_property
     def _homes(self) -> dict[int, int]:

@@ -26,44 +26,12 @@ from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.plan import machine_memory, slot_times
 from lingvo_gpipe.plan.measuring import CellRunner, Clock, Stopwatch, devices_at_once
 from lingvo_gpipe.plan.slot_times import LayerTime, SlotTimes
-from lingvo_gpipe.schedule import recompute
 
 _MOST_LIVE = 4  # micro-batches that have copies of their own, since these take memory
 _WARM_UP, _UPDATES = 2, 5
 
 ProgramTimes: TypeAlias = list[tuple[object, dict[str, float]]]
 """What makes cells equal, and name → seconds of their programs that were measured so far."""
-
-
-def balance_by_time(
-    params: network.PipelineParams,
-    fields: Mapping[str, Nest | SpecNest],
-    *,
-    runs: int = 5,
-    warm_up: int = 2,
-    clock: Clock = time.perf_counter,
-) -> tuple[float, ...]:
-    """Measure each layer's cost on this machine, for `PipeliningLayer.Params.costs`.
-
-    The cost of a layer is the mean over all cells in which it may lie. Cells differ in how often
-    they recompute a forward if they have different policies, or if the last one is fused;
-    `--mode=plan --profile` uses the cost in each cell.
-
-    Args:
-        params: of the network; schedule and recompute policies decide how often a layer's forward
-            is computed.
-        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
-        runs: runs of each program, of which the median counts; each has some calls.
-        warm_up: runs of one call, before them.
-        clock: returns seconds.
-
-    Returns:
-        Seconds per layer of forward, recomputation and backward of one micro-batch.
-    """
-    times = layer_times(params, fields, runs=runs, warm_up=warm_up, clock=clock)
-    reuses = [cell.reuse for cell in network.analyze(params, batch_fields.specs(fields)).cells]
-    rows = recompute.costs(reuses, [layer.work for layer in times])
-    return tuple(map(statistics.fmean, zip(*rows, strict=True)))
 
 
 def layer_times(
@@ -76,7 +44,12 @@ def layer_times(
 ) -> tuple[LayerTime, ...]:
     """Measure forward and backward of every layer at the micro-batch's shape; equal layers once.
 
-    The arguments are those of `balance_by_time`.
+    Args:
+        params: params of the network.
+        fields: the mini-batch, name → nest of tensors or `tf.TensorSpec`.
+        runs: runs of each program, of which the median counts; each has some calls.
+        warm_up: runs of one call, before them.
+        clock: returns seconds.
     """
     # By micro-batches of the size that they have in training.
     analysis = _layer_by_layer(*replicas.first_share(params, batch_fields.specs(fields)))

@@ -141,11 +141,9 @@ def test_strings_are_read_like_any_field() -> None:
 def test_equal_layers_are_measured_once_and_others_each() -> None:
     own = [layers.Dense.Params(units=4) for _ in range(5)] + [layers.Dense.Params(units=3)]
     clock = FakeClock(*(float(n) for n in range(1, 100)))
-    costs = profiling.balance_by_time(
-        pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock
-    )
+    times = profiling.layer_times(pipe(*own), {"x": floats(4, 4)}, runs=1, warm_up=0, clock=clock)
     # The first returns no gradient of its input.
-    first, *equal, last = costs
+    first, *equal, last = times
     assert len(set(equal)) == 1
     assert len({first, equal[0], last}) == 3
 
@@ -184,37 +182,8 @@ def test_skips_ties_and_integers_are_timed_like_any_layer() -> None:
         num_micro_batches=2,
     )
     fields = {"ids": tf.TensorSpec([4, 3], tf.int32), "label": tf.TensorSpec([4, 3], tf.int32)}
-    costs = profiling.balance_by_time(params, fields, runs=1, warm_up=0, clock=FakeClock(1.0))
-    assert costs == (2.0,) * 5
-    cut = params.copy().set(costs=costs)
-    assert network.analyze(cut, fields).cuts == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("fields", "cost"),
-    [
-        ({"recompute": "full", "fuse": False}, 6.0),
-        ({"recompute": "full,never"}, 5.0),
-        # One micro-batch of the four is kept.
-        ({"recompute": "except_last", "fuse": False}, 5.5),
-        # The last cell is fused with every backward.
-        ({"recompute": "full", "schedule": "1f1b"}, 5.0),
-    ],
-)
-def test_recomputation_counts_as_often_as_the_mean_cell_does_it(
-    fields: dict[str, Any], cost: float
-) -> None:
-    params = pipe(
-        layers.Dense.Params(units=3),
-        layers.MeanSquaredError.Params(),
-        num_partitions=2,
-        num_micro_batches=4,
-        **fields,
-    )
-    batch = {"x": tf.ones([4, 2]), "target": tf.ones([4, 3])}
-    clock = FakeClock(1.0, 3.0, 5.0, 4.0)
-    costs = profiling.balance_by_time(params, batch, runs=1, warm_up=0, clock=clock)
-    assert costs == (cost, cost)
+    times = profiling.layer_times(params, fields, runs=1, warm_up=0, clock=FakeClock(1.0))
+    assert times == (LayerTime(1.0, 1.0, 0.0, 1.0),) * 5
 
 
 # --- cells ----------------------------------------------------------------------------------------

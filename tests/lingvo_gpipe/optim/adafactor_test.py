@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, network, optim, pipelining
+from lingvo_gpipe import network, optim, pipelining
 from lingvo_gpipe.tasks.mt.model import transformer
 
 Array = np.ndarray[Any, Any]
@@ -150,28 +150,6 @@ def test_the_state_of_a_model_is_small(momentum: float) -> None:
     layers = 6 * (3 * attention + 2 * feed_forward + 5 * 2 * size)
     expected = 4 * (layers + 3 * (64_000 + size) + vectors)
     assert total == expected + (4 * 473_745_920 if momentum else 0)
-
-
-def test_params_go_to_text_and_back() -> None:
-    params = optim.Optimizer.Params(
-        rule=optim.Adafactor.Params(momentum=0.9, clip_threshold=None), learning_rate=0.1
-    )
-    assert hyperparams.from_text(params.to_text()) == params
-
-
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ({"decay_exponent": 0.0}, r"Adafactor: decay_exponent=0.0 is not possible. Use more than"),
-        ({"epsilon": -1.0}, r"Adafactor: epsilon=-1.0 is not possible. Use more than 0"),
-        ({"clip_threshold": 0.0}, r"Adafactor: clip_threshold=0.0 is not possible. Use more than"),
-        ({"momentum": 1.0}, r"Adafactor: momentum=1.0 is not possible. Use 0 or more, and less"),
-        ({"min_factored": 0}, r"Adafactor: min_factored=0 is not possible. Use 1 or more"),
-    ],
-)
-def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.ParamsError, match=text):
-        optim.Adafactor.Params(**config).instantiate()
 
 
 def second_moment(slots: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, optim
+from lingvo_gpipe import errors, optim
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import keras_rule
 
@@ -306,14 +306,6 @@ def test_a_wrong_learning_rate_is_refused() -> None:
     for rate in (float("nan"), float("inf")):
         with pytest.raises(errors.ParamsError, match=f"learning_rate={rate} is not a finite n"):
             make("SGD", learning_rate=rate)
-
-
-def test_params_go_to_text_and_back() -> None:
-    learning_rate = optim.KerasLearningRate.Params(name="CosineDecay", config={"decay_steps": 3})
-    params = optim.Optimizer.Params(
-        config={"beta_1": 0.5}, learning_rate=learning_rate, groups=(("a*", 2.0),)
-    )
-    assert hyperparams.from_text(params.to_text()) == params
 
 
 # --- slices ---------------------------------------------------------------------------------------

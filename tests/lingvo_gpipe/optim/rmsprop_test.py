@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, optim
+from lingvo_gpipe import optim
 from lingvo_gpipe.layers import base
 
 PUBLISHED = {"decay": 0.9, "momentum": 0.9, "epsilon": 1.0}
@@ -100,21 +98,3 @@ def test_slots_take_the_weights_dtype_and_there_is_one_without_momentum() -> Non
     )
     weight, slots = own.rule.update(inputs)
     assert {weight.dtype, *(value.dtype for value in slots.values())} == {tf.float64}
-
-
-def test_params_go_to_text_and_back() -> None:
-    params = optim.Optimizer.Params(rule=optim.RMSProp.Params(**PUBLISHED), learning_rate=0.1)
-    assert hyperparams.from_text(params.to_text()) == params
-
-
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ({"decay": 1.0}, r"RMSProp: decay=1.0 is not possible. Use 0 or more, and less than 1"),
-        ({"momentum": -0.1}, r"RMSProp: momentum=-0.1 is not possible"),
-        ({"epsilon": 0.0}, r"RMSProp: epsilon=0.0 is not possible. Use more than 0"),
-    ],
-)
-def test_a_number_out_of_range_is_refused(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(errors.ParamsError, match=text):
-        optim.RMSProp.Params(**config).instantiate()

@@ -414,21 +414,9 @@ def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
     [
         ({"clip_norm": 0.0}, r"clip_norm=0.0 must be above 0 and finite; None turns clipping off"),
         ({"clip_norm": float("nan")}, r"clip_norm=nan must be above 0 and finite; None turns"),
-        ({"average": optim.Average.Params(decay=1.0)}, "Average: decay=1.0 is not possible"),
         (
             {"finite_guard": False, "loss_scale": optim.LossScale.Params()},
             "loss_scale.dynamic needs finite_guard",
-        ),
-        *(
-            (
-                {"loss_scale": optim.LossScale.Params(initial=initial)},
-                f"LossScale: initial={initial} is not possible. Use 1 to 1,099,511,627,776$",
-            )
-            for initial in (0.0, 0.5, 2.0**41, float("nan"))
-        ),
-        (
-            {"loss_scale": optim.LossScale.Params(growth_steps=0)},
-            "LossScale: growth_steps=0 is not possible. Use 1 or more",
         ),
     ],
 )

@@ -145,8 +145,7 @@ def speed(
     if bandwidth is not None:
         cluster = hosts.parse(f"1x{K},flops={P100_FLOPS},within={bandwidth}")
     plan = step_plan.make(task.model, describe.fields_of(task), cluster=cluster)
-    whole_s = sum(cell.forward_s + cell.backward_s for cell in plan.cells)
-    return float(whole_s * len(plan.analysis.sizes) / plan.timeline.makespan_s)
+    return sum(plan.timeline.busy_s) / plan.timeline.makespan_s
 
 
 def table_1(family: Family) -> list[list[str]]:

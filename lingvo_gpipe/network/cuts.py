@@ -187,8 +187,8 @@ def costs_by_cell(
 def _flops(layer: LayerInfo) -> recompute.Work:
     forward, backward = layer.meta.flops_forward, layer.meta.flops_backward
     if not layer.has_gradient:
-        return recompute.Work(forward, 0.0, 0.0)
-    return recompute.Work(forward, backward, forward)
+        return recompute.Work(forward, 0.0, 0.0, forward)
+    return recompute.Work(forward, backward, forward, forward + backward)
 
 
 def link_costs(layers: WiredLayers) -> list[float] | None:

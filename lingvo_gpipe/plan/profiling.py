@@ -25,7 +25,8 @@ from lingvo_gpipe.network import batch_fields, memory_formulas, micro_batches, r
 from lingvo_gpipe.network.memory_formulas import CellBytes
 from lingvo_gpipe.plan import machine_memory, slot_times
 from lingvo_gpipe.plan.measuring import CellRunner, Clock, Stopwatch, devices_at_once
-from lingvo_gpipe.plan.slot_times import LayerTime, SlotTimes
+from lingvo_gpipe.plan.slot_times import SlotTimes
+from lingvo_gpipe.schedule.recompute import Work
 
 _MOST_LIVE = 4  # micro-batches that have copies of their own, since these take memory
 _WARM_UP, _UPDATES = 2, 5
@@ -41,7 +42,7 @@ def layer_times(
     runs: int = 5,
     warm_up: int = 2,
     clock: Clock = time.perf_counter,
-) -> tuple[LayerTime, ...]:
+) -> tuple[Work, ...]:
     """Measure forward and backward of every layer at the micro-batch's shape; equal layers once.
 
     Args:
@@ -61,11 +62,11 @@ def layer_times(
         seconds = _measured(analysis, layers, cell, watch, known)
         forward_s = seconds("F")
         if not cell.has_backward:
-            times.append(LayerTime(forward_s, 0.0, 0.0, forward_s))
+            times.append(Work(forward_s, 0.0, 0.0, forward_s))
             continue
         kept_s, recomputing_s = seconds("BK"), seconds("B")
         again_s = max(0.0, recomputing_s - kept_s)
-        times.append(LayerTime(forward_s, kept_s, again_s, seconds("FB")))
+        times.append(Work(forward_s, kept_s, again_s, seconds("FB")))
     return tuple(times)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gpipe import network
 from lingvo_gpipe.network.traffic import INPUT, Stream
-from lingvo_gpipe.schedule import recompute, simulate
+from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule.recompute import Work
 from lingvo_gpipe.schedule.slot import Phase
 
 # Zero-length slots would hold no memory, so every slot lasts at least this share of the longest:
@@ -19,29 +20,7 @@ from lingvo_gpipe.schedule.slot import Phase
 _LEAST_SHARE = 1e-9
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Seconds of one micro-batch in one layer (or FLOPs, where nothing was measured).
-
-    Attributes:
-        forward_s: its forward.
-        backward_s: its backward from a kept forward.
-        recompute_s: what a backward takes in addition if it computes the forward again.
-        fused_s: forward and backward as one program.
-    """
-
-    forward_s: float
-    backward_s: float
-    recompute_s: float
-    fused_s: float
-
-    @property
-    def work(self) -> recompute.Work:
-        """The same as a partition takes it."""
-        return recompute.Work(self.forward_s, self.backward_s, self.recompute_s)
-
-
-def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[LayerTime, ...]:
+def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[Work, ...]:
     """Return the time of each layer at FLOPs per second; a stated cost is divided as its FLOPs."""
     times = []
     for layer in analysis.layers:
@@ -50,18 +29,18 @@ def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[LayerTime,
         stated = layer.params.cost if costs is None else costs[layer.index]
         if not layer.has_gradient:
             forward = forward if stated is None else stated / per_s
-            times.append(LayerTime(forward, 0.0, 0.0, forward))
+            times.append(Work(forward, 0.0, 0.0, forward))
             continue
         if stated is not None:
             total = 2 * forward + backward
             shares = (forward / total, backward / total) if total else (0.25, 0.5)
             forward, backward = (stated / per_s * share for share in shares)
-        times.append(LayerTime(forward, backward, forward, forward + backward))
+        times.append(Work(forward, backward, forward, forward + backward))
     return tuple(times)
 
 
 def program_times(
-    analysis: network.Analysis, cell: network.Cell, times: Sequence[LayerTime]
+    analysis: network.Analysis, cell: network.Cell, times: Sequence[Work]
 ) -> dict[str, float]:
     """Return name → seconds of the programs of a cell, added up from its layers.
 
@@ -74,13 +53,11 @@ def program_times(
         times: times of each layer of the network.
     """
     layers = [times[n] for n in cell.layers]
-    forward = sum(layer.forward_s for layer in layers)
-    backward = sum(layer.backward_s for layer in layers)
+    forward = sum(layer.forward for layer in layers)
+    backward = sum(layer.backward for layer in layers)
     # A frozen layer has no backward, but its forward is recomputed with that of its cell.
-    again = sum(layer.recompute_s if layer.backward_s else layer.forward_s for layer in layers)
-    inputs = sum(
-        (0.5 if analysis.is_trained[n] else 1.0) * times[n].backward_s for n in cell.layers
-    )
+    again = sum(layer.recompute if layer.backward else layer.forward for layer in layers)
+    inputs = sum((0.5 if analysis.is_trained[n] else 1.0) * times[n].backward for n in cell.layers)
     return {
         "F": forward,
         "K": forward,
@@ -90,31 +67,21 @@ def program_times(
         "I": again + inputs,
         "IK": inputs,
         "W": backward - inputs,
-        "FB": sum(layer.fused_s for layer in layers),
+        "FB": sum(layer.fused for layer in layers),
     }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds (FLOPs, where nothing was measured) that the slots of a cell take, on average.
+    """Seconds (FLOPs, where nothing was measured) that the slots of a cell take.
 
     Attributes:
-        forward_s: seconds of F.
-        backward_s: seconds of B.
-        fused_s: seconds of F and B as one program.
-        input_gradient_s: seconds of I.
-        weight_gradient_s: seconds of W.
-        recompute_s: seconds of R.
-        mean_backward_s: of the backward of one micro-batch, in all its slots.
+        seconds: phase → seconds of a slot, on average; 0 where the cell has none.
+        fused_s: seconds of F and B as one program; None: the cell does not run it.
     """
 
-    forward_s: float
-    backward_s: float
-    fused_s: float
-    input_gradient_s: float
-    weight_gradient_s: float
-    recompute_s: float
-    mean_backward_s: float
+    seconds: Mapping[Phase, float]
+    fused_s: float | None
 
 
 def of_cell(
@@ -137,20 +104,18 @@ def of_cell(
 
     apart = every - cell.fused
     forward_s = mean("F", apart) if apart else seconds("F") / cell.device_speed
-    fused_s = seconds("FB") / cell.device_speed if cell.fused else 0.0
+    fused_s = seconds("FB") / cell.device_speed if cell.fused else None
     whole = apart - split
-    backward_s = mean("B", whole) if whole else max(0.0, fused_s - forward_s)
-    inputs_s, weights_s, early_s = mean("I", split), mean("W", split), mean("R", cell.early)
-    total_s = len(split) * (inputs_s + weights_s) + len(cell.early) * early_s
-    total_s += len(every - split) * backward_s
+    backward_s = mean("B", whole) if whole or fused_s is None else max(0.0, fused_s - forward_s)
     return SlotTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        fused_s=fused_s,
-        input_gradient_s=inputs_s,
-        weight_gradient_s=weights_s,
-        recompute_s=early_s,
-        mean_backward_s=total_s / len(every),
+        {
+            "F": forward_s,
+            "R": mean("R", cell.early),
+            "B": backward_s,
+            "I": mean("I", split),
+            "W": mean("W", split),
+        },
+        fused_s,
     )
 
 
@@ -168,26 +133,18 @@ def timeline(
         cells: times of each cell's slots.
         link_s: (from, to) → time of one micro-batch's tensors; links that are not in it are free.
     """
-    longest = max(max(dataclasses.astuple(cell)) for cell in cells)
+    longest = max(max(*cell.seconds.values(), cell.fused_s or 0.0) for cell in cells)
     least = _LEAST_SHARE * (longest or 1.0)
-
-    def lengths(times: Iterable[float]) -> list[float]:
-        return [max(time, least) for time in times]
-
+    phases = cells[0].seconds
+    fused_s = cells[-1].fused_s
     forward = {(stream.source(v), cell.index) for cell in analysis.cells for v in cell.imports}
     backward = {
         (stream.source(v), cell.index) for cell in analysis.cells for v in cell.returned_gradients
     }
     return simulate.simulate(
         analysis.table,
-        {
-            "F": lengths(cell.forward_s for cell in cells),
-            "R": lengths(cell.recompute_s for cell in cells),
-            "B": lengths(cell.backward_s for cell in cells),
-            "I": lengths(cell.input_gradient_s for cell in cells),
-            "W": lengths(cell.weight_gradient_s for cell in cells),
-        },
-        fused_s=max(cells[-1].fused_s, least) if analysis.cells[-1].fused else None,
+        {phase: [max(cell.seconds[phase], least) for cell in cells] for phase in phases},
+        fused_s=None if fused_s is None else max(fused_s, least),
         links=simulate.Links(
             {ends: (link_s or {}).get(ends, 0.0) for ends in forward if ends[0] != INPUT},
             no_gradient=forward - backward,

@@ -26,9 +26,6 @@ class CellPlan:
     Attributes:
         layers: names, in order.
         cost_share: its share of the cost of all cells, as the partition saw it.
-        forward_s: seconds (or FLOPs, see `Plan.in_seconds`) of the forward of one micro-batch,
-            divided by the relative speed of its device.
-        backward_s: the same of its backward, recomputation included.
         parameter_bytes: bytes of the variables that it owns, frozen ones and statistics included.
         gradient_bytes: of the gradients of its weights, those tied to other cells included; of
             those that it owns also what other replicas send, and the sum of earlier mini-batches if
@@ -45,8 +42,6 @@ class CellPlan:
 
     layers: tuple[str, ...]
     cost_share: float
-    forward_s: float
-    backward_s: float
     parameter_bytes: int
     gradient_bytes: int
     slot_bytes: int
@@ -161,7 +156,7 @@ class Known:
     """
 
     slots: Mapping[str, int]
-    layer_times: Sequence[slot_times.LayerTime] | None = None
+    layer_times: Sequence[recompute.Work] | None = None
     programs: profiling.ProgramTimes = dataclasses.field(default_factory=list)
 
 
@@ -248,7 +243,7 @@ def make(
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
     else:
         reuses = [cell.reuse for cell in analysis.cells]
-        costs = recompute.costs(reuses, [time.work for time in layer_times])
+        costs = recompute.costs(reuses, layer_times)
         params = _with_cuts_of(params, *whole, costs=costs)
         analysis = network.analyze(params, fields, costs=costs)
     if known is None:
@@ -301,8 +296,6 @@ def make(
         return CellPlan(
             layers=tuple(analysis.layers[n].name for n in cell.layers),
             cost_share=cell.cost / (total_cost or 1.0),
-            forward_s=times[cell.index].forward_s,
-            backward_s=times[cell.index].mean_backward_s,
             parameter_bytes=held.variables,
             gradient_bytes=held.gradients,
             slot_bytes=held.slots,

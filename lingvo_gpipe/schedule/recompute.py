@@ -47,12 +47,14 @@ class Work:
     Attributes:
         forward: its forward.
         backward: its backward from a forward that was kept.
-        recompute: its forward where a backward computes it again.
+        recompute: what a backward takes in addition if it computes the forward again.
+        fused: forward and backward as one program.
     """
 
     forward: float
     backward: float
     recompute: float
+    fused: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class CellReuse:
     def cost(self, work: Work) -> float:
         """Return what a layer costs in the cell.
 
-        >>> CellReuse(recomputations=0.5).cost(Work(1.0, 2.0, 1.5))
+        >>> CellReuse(recomputations=0.5).cost(Work(1.0, 2.0, 1.5, fused=3.0))
         3.75
         """
         return work.forward + self.recomputations * work.recompute + work.backward

@@ -14,6 +14,7 @@ from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, hosts, profiling, report, slot_times, step_plan
 from lingvo_gpipe.run import checkpoints, loop
 from lingvo_gpipe.run.profiles import Profiles
+from lingvo_gpipe.schedule.recompute import Work
 from tests.tiny_task import tiny_task
 
 
@@ -158,12 +159,12 @@ def test_a_run_keeps_a_choice_by_measured_times(
     lines: list[str] = []
     task = deep(cells_per_device=1, recompute="early")
     long, short = (
-        slot_times.LayerTime(5.0, 10.0, 5.0, 15.0),
-        slot_times.LayerTime(1.0, 2.0, 1.0, 3.0),
+        Work(5.0, 10.0, 5.0, 15.0),
+        Work(1.0, 2.0, 1.0, 3.0),
     )
     calls = []
 
-    def measured(*_: object) -> tuple[slot_times.LayerTime, ...]:
+    def measured(*_: object) -> tuple[Work, ...]:
         calls.append(1)
         return (long, *[short] * 7)
 
@@ -307,11 +308,11 @@ def test_measured_times_count_what_a_call_costs(
 ) -> None:
     measured = []
 
-    def layer_times(params: Any, fields: Any) -> tuple[slot_times.LayerTime, ...]:
+    def layer_times(params: Any, fields: Any) -> tuple[Work, ...]:
         size = max(micro_batches.sizes_of(params, fields))
         measured.append(size)
         forward_s = call_s + size
-        return (slot_times.LayerTime(forward_s, 2 * forward_s, forward_s, 3 * forward_s),) * 8
+        return (Work(forward_s, 2 * forward_s, forward_s, 3 * forward_s),) * 8
 
     monkeypatch.setattr(profiling, "layer_times", layer_times)
     monkeypatch.setattr(profiling, "cell_times", lambda *_: None)
@@ -350,7 +351,7 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
     assert len(measured) <= 6  # of some fifty
 
 
-TIMES = (slot_times.LayerTime(1.0, 2.0, 1.0, 3.0),) * 8
+TIMES = (Work(1.0, 2.0, 1.0, 3.0),) * 8
 
 
 def run_mode(task: Any, mode: str, lines: list[str], logdir: Path, **options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lingvo_gpipe import errors, schedule
+from lingvo_gpipe import schedule
 from lingvo_gpipe.schedule import recompute, simulate, table
 
 SPLIT = table.Table.from_text("0F0,0F1,,0I0,0W0,0I1,0W1\n,1F0,1I0,1W0,1F1,1B1")
@@ -61,15 +61,6 @@ def test_a_split_backward_computes_its_forward_again_once() -> None:
     assert recomputations("full", "except_last", fuse=True) == (1.0, 0.0)
     assert recomputations("full", "never", fuse=True) == (1.0, 0.0)
     assert recomputations("full", "except_last") == (1.0, 0.5)
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(
-        errors.LayerError, match=r"unknown recompute policy 'nevr'; nearest 'never'"
-    ):
-        recompute.policies("nevr", 2)
-    with pytest.raises(errors.LayerError, match=r"recompute names 3 policies for 2 cells"):
-        recompute.policies("full,full,never", 2)
 
 
 def test_early_recomputations_are_slots_before_their_backwards() -> None:

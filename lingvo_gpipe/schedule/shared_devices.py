@@ -57,23 +57,39 @@ def cut(table: Table, costs: CellCosts, start: Cuts) -> Cuts:
     """
     search = Search(table, costs)
     # From a cut of even devices, too: between the two are cuts that are worse than both.
-    even = _improved(start, search.fits, search.loads, _MAX_LOADS // len(start))
-    most = _MAX_SLOTS // (2 * search.num_slots)
-    cuts = [_improved(each, search.fits, search.rank, most) for each in (start, even)]
-    return min(cuts, key=search.rank)
+    loads = _Tried(search.loads, _MAX_LOADS // len(start))
+    ranks = _Tried(search.rank, _MAX_SLOTS // search.num_slots)
+    starts = (start, _improved(start, search.fits, loads))
+    return min((_improved(each, search.fits, ranks) for each in starts), key=search.rank)
 
 
-def _improved(
-    start: Cuts, fits: Callable[[Cuts], bool], figure: Callable[[Cuts], _Figure], most: int
-) -> Cuts:
-    """Return the cut where moving borders does not make `figure` less, or that after `most`."""
-    best, figures = start, {start: figure(start)}
+class _Tried(dict[Cuts, _Figure]):
+    """The figure of each cut that was tried.
+
+    Attributes:
+        is_full: whether as many were tried as may be.
+    """
+
+    def __init__(self, figure: Callable[[Cuts], _Figure], most: int) -> None:
+        super().__init__()
+        self._figure, self._most = figure, most
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) > self._most
+
+    def __missing__(self, cuts: Cuts) -> _Figure:
+        self[cuts] = self._figure(cuts)
+        return self[cuts]
+
+
+def _improved(start: Cuts, fits: Callable[[Cuts], bool], figures: _Tried) -> Cuts:
+    """Return the cut where moving borders does not make its figure less, or tries are used up."""
+    best = start
     while True:
         for each in filter(fits, _neighbours(best)):
-            if each not in figures:
-                if len(figures) > most:
-                    return best
-                figures[each] = figure(each)
+            if figures.is_full and each not in figures:
+                return best
             if figures[each] < figures[best]:
                 best = each
                 break

@@ -57,7 +57,7 @@ class Wanted:
         return -(-math.prod(self.shape) * self.dtype.size // _ROW_BYTES)
 
 
-class Part:
+class PackedVariable:
     """A part of a pack, used like a variable.
 
     Attributes:
@@ -114,15 +114,15 @@ class Part:
         return np.asarray(self.numpy(), dtype)
 
 
-Variable: TypeAlias = "tf.Variable | Part"
+Variable: TypeAlias = "tf.Variable | PackedVariable"
 """What a network's variables are: with shape, dtype, device, read_value(), numpy(), assign()."""
 
 
-def _to_tensor(part: Part, dtype: tf.DType | None = None, **_: Any) -> tf.Tensor:
+def _to_tensor(part: PackedVariable, dtype: tf.DType | None = None, **_: Any) -> tf.Tensor:
     return tf.convert_to_tensor(part.read_value(), dtype)
 
 
-tf.register_tensor_conversion_function(Part, _to_tensor)
+tf.register_tensor_conversion_function(PackedVariable, _to_tensor)
 
 
 class _Pack:
@@ -136,7 +136,7 @@ class _Pack:
 
     def __init__(self, variable: tf.Variable, wanted: Sequence[Wanted]) -> None:
         self.variable = variable
-        self.parts = [Part(self, index, each.shape) for index, each in enumerate(wanted)]
+        self.parts = [PackedVariable(self, index, each.shape) for index, each in enumerate(wanted)]
         self.rows = [each.rows for each in wanted]
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
@@ -203,7 +203,7 @@ def read(variables: Mapping[_Key, Variable]) -> dict[_Key, tf.Tensor]:
     of_packs: dict[_Pack, list[tf.Tensor]] = {}
     values: dict[_Key, tf.Tensor] = {}
     for key, variable in variables.items():
-        if isinstance(variable, Part):
+        if isinstance(variable, PackedVariable):
             if variable.pack not in of_packs:
                 of_packs[variable.pack] = variable.pack.read()
             values[key] = of_packs[variable.pack][variable.index]
@@ -220,7 +220,7 @@ def assign(pairs: Iterable[tuple[Variable, tf.Tensor]]) -> list[tf.Operation]:
     devices = set()
     for variable, value in pairs:
         devices.add(variable.device)
-        if isinstance(variable, Part):
+        if isinstance(variable, PackedVariable):
             of_packs.setdefault(variable.pack, {})[variable.index] = value
         else:
             with tf.device(variable.device):
@@ -254,7 +254,7 @@ class Stored(Generic[_Key]):
             tensor: what stands for `tensor`, such as the argument of a function; None: itself.
         """
         whole = self.tensor if tensor is None else tensor
-        parts = [v for v in self.variables.values() if isinstance(v, Part)]
+        parts = [v for v in self.variables.values() if isinstance(v, PackedVariable)]
         if not parts:
             return [whole]
         values = parts[0].pack.split(whole)
@@ -273,7 +273,7 @@ def snapshot(variables: Mapping[_Key, Variable]) -> list[Stored[_Key]]:
     stored = []
     for of_unit in units.values():
         first = next(iter(of_unit.values()))
-        variable = first.pack.variable if isinstance(first, Part) else first
+        variable = first.pack.variable if isinstance(first, PackedVariable) else first
         with tf.device(host(variable.device)):
             stored.append(Stored(tf.identity(variable.read_value()), of_unit))
     _wait(variable.device for variable in variables.values())
@@ -291,7 +291,7 @@ def host(device: str) -> str:
 
 def unit(variable: Variable) -> Hashable:
     """Return what is equal for the variables that one operation assigns: those of a pack."""
-    return variable.pack if isinstance(variable, Part) else variable.ref()
+    return variable.pack if isinstance(variable, PackedVariable) else variable.ref()
 
 
 def is_packed(device: str) -> bool:

@@ -7,25 +7,18 @@ layer under the caller's own `tf.GradientTape`.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, network, packing, seeds
-from lingvo_gpipe.execution import (
-    cell_programs,
-    mini_batch,
-    nonfinite,
-    outer_function,
-    placement,
-)
-from lingvo_gpipe.execution import (
-    variables as pipeline_variables,
-)
-from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe.execution import custom_gradient, diagnosis, placement
+from lingvo_gpipe.execution import variables as pipeline_variables
+from lingvo_gpipe.execution.executor import Executor, MiniBatch
+from lingvo_gpipe.execution.executor import Result as Result
+from lingvo_gpipe.execution.outer_function import OuterFunction
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
@@ -39,29 +32,6 @@ def _without_autograph(method: _Function) -> _Function:
     """Keep AutoGraph out of a method that is called in a caller's own tf.function."""
     without: _Function = tf.autograph.experimental.do_not_convert(method)
     return without
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Result:
-    """What a pass over a mini-batch returns.
-
-    Attributes:
-        loss: scalar, the update's loss: Σ coefficient · Σ sum / Σ weight.
-        losses: loss name → its weighted mean, a scalar.
-        sums: metric name → nest of tensors, added over all examples.
-        gradients: path → gradient of `loss` (× `loss_scale`, if there is one), in the master dtype.
-        moments: layer path → additive statistics, for `PipeliningLayer.merge_moments`.
-        outputs: name → nest, the micro-batches put together again.
-        num_micro_batches: how many the mini-batch was cut into.
-    """
-
-    loss: tf.Tensor
-    losses: dict[str, tf.Tensor]
-    sums: dict[str, Nest]
-    gradients: dict[str, tf.Tensor]
-    moments: dict[str, Nest]
-    outputs: dict[str, Nest]
-    num_micro_batches: int
 
 
 class PipeliningLayer(tf.Module, hyperparams.Configurable):
@@ -87,16 +57,12 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         self.params = params.copy().freeze()
         self.layers: list[base.Layer] = [p.instantiate() for p in network.layer_params(params)]
         self._functions = {
-            name: outer_function.OuterFunction(run)
-            for name, run in {
-                "train": lambda inputs: self._built.train(inputs),
-                "train with outputs": lambda inputs: self._built.train(inputs, outputs=True),
-                "evaluate": lambda inputs: self._built.evaluate(inputs, outputs=False),
-                "evaluate with outputs": lambda inputs: self._built.evaluate(inputs, outputs=True),
-            }.items()
+            (training, outputs): OuterFunction(functools.partial(self._compute, training, outputs))
+            for training in (True, False)
+            for outputs in (True, False)
         }
-        self._variables: pipeline_variables.PipelineVariables | None = None  # for tf.Module to see
-        self._runner: mini_batch.MiniBatchRunner | None = None
+        self._variables: tf.Module | None = None  # for tf.Module to see
+        self._executor: Executor | None = None
 
     def build(
         self,
@@ -112,7 +78,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Raises:
             UserError: the network does not fit the fields or the devices.
         """
-        if self._runner is not None:
+        if self._executor is not None:
             return
         specs = batch_fields.specs(fields)
         analysis = network.analyze(self.params, specs)
@@ -128,19 +94,17 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             devices = tuple(devices[place] for place in order.places)
         compiled = [cell.compiled or where.compile_all for cell in analysis.cells]
         _refuse_strings(analysis, compiled)
-        executor = Executor(
+        self._executor = Executor(
             analysis,
-            programs=[
-                cell_programs.CellPrograms(cell.index, analysis, self.layers, jit)
-                for cell, jit in zip(analysis.cells, compiled, strict=True)
-            ],
+            self.layers,
             devices=[
                 [devices[r * num_devices + cell.device_number] for cell in analysis.cells]
                 for r in range(num_replicas)
             ],
+            compiled=compiled,
+            existing=variables,
         )
-        self._variables = pipeline_variables.PipelineVariables(executor, variables)
-        self._runner = mini_batch.MiniBatchRunner(executor, self._variables)
+        self._variables = self._executor.variables
 
     @property
     def analysis(self) -> network.Analysis:
@@ -153,36 +117,36 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     @property
     def executor(self) -> Executor:
-        """Runs passes over its cells."""
-        return self._built.executor
+        """Runs mini-batches through its cells.
 
-    @property
-    def _built(self) -> mini_batch.MiniBatchRunner:
-        if self._runner is None:
+        Raises:
+            LayerError: it was not built.
+        """
+        if self._executor is None:
             raise errors.LayerError(
                 "the pipeline has no variables yet. Call build(fields) first, or run a mini-batch"
             )
-        return self._runner
+        return self._executor
 
     @property
     def by_path(self) -> dict[str, packing.Variable]:
         """Path → variable, all of them: weights, frozen weights and statistics."""
-        return dict(self._built.variables.by_path)
+        return dict(self.executor.variables.by_path)
 
     @property
     def weights(self) -> dict[str, packing.Variable]:
         """Path → weight that is trained."""
-        return self._built.variables.where(lambda spec: spec.is_trained)
+        return self.executor.variables.where(lambda spec: spec.is_trained)
 
     @property
     def frozen_weights(self) -> dict[str, packing.Variable]:
         """Path → weight that is not trained."""
-        return self._built.variables.where(lambda spec: not spec.trainable and not spec.is_state)
+        return self.executor.variables.where(lambda spec: not spec.trainable and not spec.is_state)
 
     @property
     def state(self) -> dict[str, packing.Variable]:
         """Path → statistic, such as a batch norm's moving mean."""
-        return self._built.variables.where(lambda spec: spec.is_state)
+        return self.executor.variables.where(lambda spec: spec.is_state)
 
     @_without_autograph
     def loss_weights(self, batch: parts.Batch) -> dict[str, tf.Tensor]:
@@ -190,11 +154,11 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         master = self.params.policy.variable
         weights: dict[str, list[tf.Tensor]] = {loss.name: [] for loss in self.analysis.losses}
         for number, fields in enumerate(self._fields(batch)):
-            with self.executor.beside_input(number):
+            with self.executor.on_input_device(number):
                 for loss in self.analysis.losses:
                     if not (number and loss.of_batch):
                         weights[loss.name].append(tf.cast(loss.weight(fields), master))
-        with self.executor.beside_input():
+        with self.executor.on_input_device():
             return {name: in_order(added) for name, added in weights.items()}
 
     @_without_autograph
@@ -224,16 +188,22 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             loss_scale: factor on the gradients, against underflow in float16.
             outputs: returns the network's outputs, too.
         """
-        inputs = mini_batch.MiniBatchInputs(
-            fields=self._fields(batch, training=True),
-            step=_step(step),
-            loss_weights=self.loss_weights(batch) if loss_weights is None else dict(loss_weights),
-            first_micro_batch=tf.convert_to_tensor(first_micro_batch, tf.int32),
-            accumulators=None if accumulators is None else dict(accumulators),
-            loss_scale=None if loss_scale is None else tf.convert_to_tensor(loss_scale),
+        fields = self._fields(batch, training=True)
+        dtype = self.params.policy.variable
+        if accumulators is not None:
+            accumulators = batch_fields.by_name("accumulators", accumulators, self.weights, dtype)
+        if loss_weights is None:
+            loss_weights = self.loss_weights(batch)
+        losses = [loss.name for loss in self.analysis.losses]
+        mini_batch = MiniBatch(
+            fields,
+            _step(step),
+            batch_fields.by_name("loss_weights", loss_weights, losses, dtype),
+            tf.convert_to_tensor(first_micro_batch, tf.int32),
+            accumulators,
+            None if loss_scale is None else tf.convert_to_tensor(loss_scale),
         )
-        name = "train with outputs" if outputs else "train"
-        return self._run(name, _checked(inputs, self.analysis, self.weights))
+        return self._run(mini_batch, training=True, outputs=outputs)
 
     @_without_autograph
     def evaluate(
@@ -246,9 +216,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             step: as in `value_and_gradients`.
             outputs: returns the network's outputs too.
         """
-        return self._run(
-            "evaluate with outputs" if outputs else "evaluate", self._inputs(batch, step)
-        )
+        return self._run(self._mini_batch(batch, step), training=False, outputs=outputs)
 
     @_without_autograph
     def merge_moments(self, moments: Mapping[str, Nest]) -> dict[str, tf.Tensor]:
@@ -258,18 +226,18 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             moments: path of a layer → its moments, added up over an update.
         """
         layers = {layer.params.name: layer for layer in self.layers}
-        return self._built.variables.merge_moments(layers, moments)
+        return self.executor.variables.merge_moments(layers, moments)
 
     def add_moments(self, one: Mapping[str, Nest], other: Mapping[str, Nest]) -> dict[str, Nest]:
         """Add the moments of two mini-batches, each on the device of its layer."""
-        return self._built.variables.add_moments(one, other)
+        return self.executor.variables.add_moments(one, other)
 
     def theta(self) -> dict[str, Nest]:
         """Return the weights as tensors, nested by layer; a tape sees the variables being read.
 
         Variables on workers are packed: a tape sees them only if it watches what this returns.
         """
-        return self._built.variables.read_nested(lambda spec: not spec.is_state)
+        return self.executor.variables.read_nested(lambda spec: not spec.is_state)
 
     @_without_autograph
     def fprop(self, theta: dict[str, Nest], inputs: Nest, ctx: Context) -> Nest:
@@ -286,9 +254,9 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             The network's outputs, as the field `outputs` of the Params says.
         """
         (fields,) = self._fields(self._by_field(inputs))  # builds the pipeline
-        (fields,) = self._built.checked(fields)
+        (fields,) = self.executor.checked(fields)
         weights = {**pipeline_variables.flatten(theta), **pipeline_variables.flatten(ctx.state)}
-        outputs, collected = self._built.under_tape(fields, weights, ctx)
+        outputs, collected = custom_gradient.forward(self.executor, fields, weights, ctx)
         again = sorted(_names(ctx.collected) & _names(collected))
         if again:
             raise errors.LayerError(
@@ -324,7 +292,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             training=training,
             step=_step(step),
             root_seed=seeds.base_seed(self.params.seed),
-            state=self._built.variables.read_nested(lambda spec: spec.is_state),
+            state=self.executor.variables.read_nested(lambda spec: spec.is_state),
             path="",
             frozen=self.analysis.frozen_layers,
             collected=Collected(),
@@ -350,14 +318,14 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
         """
         first_of_update = earlier_micro_batches + first_micro_batch
-        inputs = self._inputs(batch, step, first_of_update)  # builds the pipeline, if it is new
-        pass_inputs = self._built.pass_inputs(inputs)
-        place = nonfinite.first_value(self.executor, pass_inputs, first_micro_batch)
-        if place != nonfinite.NOWHERE:
+        mini_batch = self._mini_batch(batch, step, first_of_update)  # builds the pipeline
+        passes = self.executor.training_passes(mini_batch)
+        place = diagnosis.first_nonfinite_value(passes, first_micro_batch)
+        if place != diagnosis.NOWHERE:
             return place
         first = tf.constant(first_of_update)
         gradients = self.value_and_gradients(batch, step=step, first_micro_batch=first).gradients
-        return nonfinite.first_gradient(self.analysis, gradients)
+        return diagnosis.first_nonfinite_gradient(self.analysis, gradients)
 
     def explain(
         self,
@@ -382,20 +350,22 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             num_micro_batches: of the whole mini-batch; None: `batch` is that.
             earlier_micro_batches: of earlier mini-batches of the update, on which its seeds depend.
         """
-        inputs = self._inputs(batch, step, earlier_micro_batches + first_micro_batch)
-        place = (first_micro_batch, num_micro_batches)
-        return self._built.explain(inputs, error, training=True, place=place)
-
-    def _inputs(
-        self, batch: parts.Batch, step: int | tf.Tensor, first_micro_batch: int = 0
-    ) -> mini_batch.MiniBatchInputs:
-        """Return the inputs of a mini-batch that is an update of its own, or of a group of it."""
-        return mini_batch.MiniBatchInputs(
-            fields=self._fields(batch),
-            step=_step(step),
-            loss_weights=self.loss_weights(batch),
-            first_micro_batch=tf.constant(first_micro_batch),
+        return diagnosis.explain(
+            self.executor,
+            self._mini_batch(batch, step, earlier_micro_batches + first_micro_batch),
+            error,
+            training=True,
+            first_micro_batch=first_micro_batch,
+            num_micro_batches=num_micro_batches,
         )
+
+    def _mini_batch(
+        self, batch: parts.Batch, step: int | tf.Tensor, first_micro_batch: int = 0
+    ) -> MiniBatch:
+        """Return a mini-batch that is an update of its own, or a group of one."""
+        fields = self._fields(batch)
+        first = tf.constant(first_micro_batch)
+        return MiniBatch(fields, _step(step), self.loss_weights(batch), first)
 
     def _by_field(self, inputs: Nest) -> dict[str, Nest]:
         """Return the fields of a call: in the structure of `inputs` of the Params, or by name."""
@@ -413,33 +383,21 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         names, built = self.analysis.wiring.fields, self.analysis.fields if training else None
         return tuple(batch_fields.tensors(part, names, built) for part in of_batch)
 
-    def _run(self, name: str, inputs: mini_batch.MiniBatchInputs) -> Result:
+    def _run(self, batch: MiniBatch, *, training: bool, outputs: bool) -> Result:
         """Run inside the caller's function, or in an outer function of these shapes."""
-        count = self._built.num_micro_batches(*inputs.fields)
-        inputs = inputs._replace(fields=self._built.checked(*inputs.fields))
+        count = self.executor.num_micro_batches(*batch.fields)
+        batch = batch._replace(fields=self.executor.checked(*batch.fields))
         try:
-            result: mini_batch.MiniBatchResult = self._functions[name](inputs)
+            return Result._make((*self._functions[training, outputs](batch), count))
         except tf.errors.OpError as error:
             if tf.inside_function():
                 raise
-            raise self._built.explain(inputs, error, training=name.startswith("train")) from error
-        return Result(**result._asdict(), num_micro_batches=count)
+            raise diagnosis.explain(self.executor, batch, error, training=training) from error
 
-
-def _checked(
-    inputs: mini_batch.MiniBatchInputs, analysis: network.Analysis, weights: Collection[str]
-) -> mini_batch.MiniBatchInputs:
-    """Return a mini-batch of training whose values by name are tensors of the right names.
-
-    Raises:
-        InputError: a name is missing, or there is another one.
-    """
-    dtype, accumulators = analysis.params.policy.variable, inputs.accumulators
-    if accumulators is not None:
-        accumulators = batch_fields.by_name("accumulators", accumulators, weights, dtype)
-    names = [loss.name for loss in analysis.losses]
-    of_losses = batch_fields.by_name("loss_weights", inputs.loss_weights, names, dtype)
-    return inputs._replace(loss_weights=of_losses, accumulators=accumulators)
+    def _compute(self, training: bool, outputs: bool, batch: MiniBatch) -> tuple[Nest, ...]:
+        """Return the fields of a `Result` that are tensors; a function would make all of them so."""
+        run = self.executor.train if training else self.executor.evaluate
+        return run(batch, outputs=outputs)[:-1]
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:
@@ -466,11 +424,16 @@ def _names(collected: Collected) -> set[str]:
 
 
 def _refuse_strings(analysis: network.Analysis, compiled: Sequence[bool]) -> None:
-    """Refuse strings that a cell which XLA compiles would read."""
-    imported = (cell.imports for cell, jit in zip(analysis.cells, compiled, strict=True) if jit)
-    placement.refuse_strings(
-        {
-            analysis.wiring.versions[v].name: analysis.specs[v]
-            for v in sorted(set(itertools.chain.from_iterable(imported)))
-        }
-    )
+    """Refuse strings that a cell which XLA compiles would read (on TPU cores, every cell).
+
+    Raises:
+        DeviceError: naming the first such name.
+    """
+    for cell, jit in zip(analysis.cells, compiled, strict=True):
+        for v in cell.imports if jit else ():
+            if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(analysis.specs[v])):
+                raise errors.DeviceError(
+                    f"{analysis.wiring.versions[v].name!r} holds strings, which a compiled cell "
+                    "cannot receive (on TPU cores, all cells are compiled). Convert them to "
+                    "numbers in the input, or use placement='cpu' without jit_compile"
+                )

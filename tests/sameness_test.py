@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
 from lingvo_gpipe import schedule as schedules
-from lingvo_gpipe.execution import cell_calls, cell_programs, executor, mini_batch, variables
+from lingvo_gpipe.execution import cell_programs, executor, variables
 from lingvo_gpipe.layers import base, sequence_softmax, slices
 from lingvo_gpipe.network import micro_batches
 from tests import sameness
@@ -191,22 +191,21 @@ def test_bits_are_equal_between_two_runs() -> None:
 
 
 def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor._SlotCall._store_gradients
+    true = executor.ReplicaPass.store
 
-    def store(self: Any, gradients: Any) -> None:
-        k, m = self._key
-        if m == 1:
-            gradients = cell_calls.CellGradients(gradients.imports, self._run.accumulators[k])
-        true(self, gradients)
+    def store(self: Any, slot: Any, results: Any) -> None:
+        if slot.micro_batch == 1:
+            results = dataclasses.replace(results, weights=[])
+        true(self, slot, results)
 
-    patch.setattr(executor._SlotCall, "_store_gradients", store)
+    patch.setattr(executor.ReplicaPass, "store", store)
 
 
 def _swap_cells(patch: pytest.MonkeyPatch) -> None:
-    true = variables.read_variables
+    true = variables.PipelineVariables.read
 
-    def read(*args: Any) -> Any:
-        weights = true(*args)
+    def read(self: Any) -> Any:
+        weights = true(self)
         for part in ("kernel", "bias"):  # d1, d2, d3 are of one shape, in cells of their own
             weights[f"d2/{part}"], weights[f"d3/{part}"] = (
                 weights[f"d3/{part}"],
@@ -214,7 +213,7 @@ def _swap_cells(patch: pytest.MonkeyPatch) -> None:
             )
         return weights
 
-    patch.setattr(variables, "read_variables", read)
+    patch.setattr(variables.PipelineVariables, "read", read)
 
 
 def _stale_seed(patch: pytest.MonkeyPatch) -> None:
@@ -223,12 +222,13 @@ def _stale_seed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fresh_seed_in_recomputation(patch: pytest.MonkeyPatch) -> None:
-    true = cell_programs.CellPrograms.backward
+    true = cell_programs.CellPrograms.run
 
-    def backward(self: Any, cell: Any, inputs: Any, *rest: Any) -> Any:
-        return true(self, cell, inputs._replace(seed=inputs.seed + 1), *rest)
+    def run(self: Any, cell: Any, name: str, inputs: Any, *rest: Any) -> Any:
+        seed = inputs.seed + (name == "B")
+        return true(self, cell, name, inputs._replace(seed=seed), *rest)
 
-    patch.setattr(cell_programs.CellPrograms, "backward", backward)
+    patch.setattr(cell_programs.CellPrograms, "run", run)
 
 
 def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
@@ -243,18 +243,18 @@ def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unrouted_consumer(patch: pytest.MonkeyPatch) -> None:
-    true = executor.PassRun.backward_inputs
+    true = executor.ReplicaPass.backward_inputs
 
     def backward_inputs(self: Any, *key: Any) -> Any:
         for of_micro_batch in self.value_gradients.values():
             of_micro_batch.update({v: readers[:1] for v, readers in of_micro_batch.items()})
         return true(self, *key)
 
-    patch.setattr(executor.PassRun, "backward_inputs", backward_inputs)
+    patch.setattr(executor.ReplicaPass, "backward_inputs", backward_inputs)
 
 
 def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor.PassRun.backward_inputs
+    true = executor.ReplicaPass.backward_inputs
     sizes: list[int] = []
     original = micro_batches.sizes
 
@@ -268,7 +268,7 @@ def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
         return inputs._replace(loss_factors=[scale * share for scale in inputs.loss_factors])
 
     patch.setattr(micro_batches, "sizes", remember)
-    patch.setattr(executor.PassRun, "backward_inputs", backward_inputs)
+    patch.setattr(executor.ReplicaPass, "backward_inputs", backward_inputs)
 
 
 def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
@@ -292,36 +292,32 @@ def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_replica(patch: pytest.MonkeyPatch) -> None:
-    true = executor.PassRun.weight_gradients
+    true = executor.ReplicaPass.weight_gradients
 
     def weight_gradients(self: Any) -> Any:
         gradients = true(self)
-        return gradients if self.share.replica == 0 else {p: 0 * g for p, g in gradients.items()}
+        return gradients if self.replica == 0 else {p: 0 * g for p, g in gradients.items()}
 
-    patch.setattr(executor.PassRun, "weight_gradients", weight_gradients)
+    patch.setattr(executor.ReplicaPass, "weight_gradients", weight_gradients)
 
 
 def _change_shares(patch: pytest.MonkeyPatch, **changed: Any) -> None:
-    """Change the inputs of every replica but the first; field → function of all shares' inputs."""
-    true = mini_batch.MiniBatchRunner._shares
+    """Change every replica but the first; field → function of the first and of this one."""
+    true = executor.Executor.passes
 
-    def shares(*args: Any) -> Any:
-        first, *others = true(*args)
+    def passes(*args: Any, **kwargs: Any) -> Any:
+        first, *others = true(*args, **kwargs)
         return [
             first,
             *(
                 dataclasses.replace(
-                    share,
-                    inputs=dataclasses.replace(
-                        share.inputs,
-                        **{name: new(first.inputs, share.inputs) for name, new in changed.items()},
-                    ),
+                    other, **{name: new(first, other) for name, new in changed.items()}
                 )
-                for share in others
+                for other in others
             ),
         ]
 
-    patch.setattr(mini_batch.MiniBatchRunner, "_shares", shares)
+    patch.setattr(executor.Executor, "passes", passes)
 
 
 def _seeds_by_replica(patch: pytest.MonkeyPatch) -> None:
@@ -336,10 +332,8 @@ def _stale_weights_in_a_replica(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgotten_sums(patch: pytest.MonkeyPatch) -> None:
-    true = executor.Executor.outputs
-    patch.setattr(
-        executor.Executor, "outputs", lambda self, runs, gradients: true(self, runs[:1], gradients)
-    )
+    true = executor.Executor.collected
+    patch.setattr(executor.Executor, "collected", lambda self, passes: true(self, passes[:1]))
 
 
 def _forgotten_slice(patch: pytest.MonkeyPatch) -> None:
@@ -363,45 +357,45 @@ def _slice_without_a_shift(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_earlier_mini_batches(patch: pytest.MonkeyPatch) -> None:
-    true = mini_batch.MiniBatchRunner.train
-    patch.setattr(
-        mini_batch.MiniBatchRunner,
-        "train",
-        lambda self, inputs: true(self, inputs._replace(accumulators=None)),
-    )
+    true = executor.Executor.train
+
+    def train(self: Any, batch: Any, **kwargs: Any) -> Any:
+        return true(self, batch._replace(accumulators=None), **kwargs)
+
+    patch.setattr(executor.Executor, "train", train)
 
 
 def _earlier_sum_in_every_replica(patch: pytest.MonkeyPatch) -> None:
-    true = executor.PassRun.start_accumulators
+    true = executor.ReplicaPass.start_accumulators
 
     def start(self: Any) -> None:
         true(self)
-        given = self.inputs.accumulators
+        given = self.earlier_gradients
         for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
             sums[:] = sums if given is None else [given[path] for path in cell.weights]
 
-    patch.setattr(executor.PassRun, "start_accumulators", start)
+    patch.setattr(executor.ReplicaPass, "start_accumulators", start)
 
 
 def _drop_sums_of_an_idle_replica(patch: pytest.MonkeyPatch) -> None:
     """A replica without micro-batches forgets the earlier sums of the weights that it owns."""
-    true = executor.Executor._at_owners
+    true = executor.Executor._gradients
 
-    def at_owners(self: Any, of_replicas: Any, shares: Any) -> Any:
-        inputs = dataclasses.replace(shares[0].inputs, accumulators=None)
-        return true(self, of_replicas, [dataclasses.replace(s, inputs=inputs) for s in shares])
+    def gradients(self: Any, passes: Any) -> Any:
+        passes[0].earlier_gradients = None
+        return true(self, passes)
 
-    patch.setattr(executor.Executor, "_at_owners", at_owners)
+    patch.setattr(executor.Executor, "_gradients", gradients)
 
 
 def _seeds_by_mini_batch(patch: pytest.MonkeyPatch) -> None:
     """Every mini-batch draws as if it were the first one of its update."""
-    true = mini_batch.MiniBatchRunner.pass_inputs
-    patch.setattr(
-        mini_batch.MiniBatchRunner,
-        "pass_inputs",
-        lambda self, inputs: true(self, inputs._replace(first_micro_batch=tf.constant(0))),
-    )
+    true = executor.Executor.train
+
+    def train(self: Any, batch: Any, **kwargs: Any) -> Any:
+        return true(self, batch._replace(first_micro_batch=tf.constant(0)), **kwargs)
+
+    patch.setattr(executor.Executor, "train", train)
 
 
 def _moments_of_the_last_mini_batch(patch: pytest.MonkeyPatch) -> None:
@@ -409,26 +403,26 @@ def _moments_of_the_last_mini_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_weight_gradient(patch: pytest.MonkeyPatch) -> None:
-    true = executor._SlotCall.backward
+    true = executor.ReplicaPass.issue
 
-    def backward(self: Any) -> None:
-        if (self._slot.phase, self._slot.micro_batch) != ("W", 1):
-            true(self)
+    def issue(self: Any, device: int, slot: Any, call: Any) -> None:
+        if (slot.phase, slot.micro_batch) != ("W", 1):
+            true(self, device, slot, call)
 
-    patch.setattr(executor._SlotCall, "backward", backward)
+    patch.setattr(executor.ReplicaPass, "issue", issue)
 
 
 def _left_of_another_micro_batch(patch: pytest.MonkeyPatch) -> None:
     """W of micro-batch 2 computes from what I of micro-batch 1 left; both have the same size."""
-    true = executor._SlotCall.backward
+    true = executor.ReplicaPass.store
 
-    def backward(self: Any) -> None:
-        true(self)
-        k, m = self._key
-        if (self._slot.phase, m) == ("I", 2):
-            self._run.held[k, m] = self._run.held[k, m - 1]
+    def store(self: Any, slot: Any, results: Any) -> None:
+        true(self, slot, results)
+        k, m = slot.cell, slot.micro_batch
+        if (slot.phase, m) == ("I", 2):
+            self.held[k, m] = self.held[k, m - 1]
 
-    patch.setattr(executor._SlotCall, "backward", backward)
+    patch.setattr(executor.ReplicaPass, "store", store)
 
 
 BREAKS: dict[str, tuple[Any, ...]] = {

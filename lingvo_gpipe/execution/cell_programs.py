@@ -10,61 +10,128 @@ Three rules, each measured:
     cannot reach any tensor of the first forward. Programs that continue what another one began
     receive what that one returned; they are cut from one trace (`cut_backward`).
 
-A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
-its phase needs. It is traced once per (phase, mode, with or without accumulators, import shapes).
+`network.Cell.program` decides which program a slot runs. A program's arguments are one flat list of
+tensors: weights, untrained variables, imports, then what its phase needs. It is traced once per
+(name, mode, with or without accumulators, import shapes).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision
-from lingvo_gpipe.execution import cut_backward, tracing
-from lingvo_gpipe.execution.cell_calls import (
-    BackwardInputs,
-    CellGradients,
-    CellInputs,
-    CellOutputs,
-    in_read_dtype,
-)
-from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradients
+from lingvo_gpipe.execution import tracing
+from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradient, Trace, with_totals
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network.analysis import not_a_tensor
-from lingvo_gpipe.schedule.slot import Phase
+
+
+class CellInputs(NamedTuple):
+    """Arguments of every program of a cell; a nest.
+
+    Attributes:
+        weights: the cell's `weights` in the compute dtype.
+        untrained: the cell's `untrained`: frozen weights in the compute dtype, and statistics.
+        imports: version → nest, for every version in the cell's `imports`.
+        seed: int32 [2], seed of the micro-batch.
+        step: int64 scalar.
+    """
+
+    weights: Sequence[tf.Tensor]
+    untrained: Sequence[tf.Tensor]
+    imports: dict[int, Nest]
+    seed: tf.Tensor
+    step: tf.Tensor
+
+
+class BackwardInputs(NamedTuple):
+    """What a backward program reads in addition to `CellInputs`; a nest.
+
+    Attributes:
+        exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.
+        loss_factors: for each loss of the cell, the derivative of the update's loss by its sum.
+        accumulators: for each weight, the tensor to which its gradient is added; empty: the
+            gradients themselves are returned.
+    """
+
+    exports: dict[int, list[tf.Tensor]]
+    loss_factors: Sequence[tf.Tensor]
+    accumulators: Sequence[tf.Tensor] = ()
+
+
+NO_UPSTREAM = BackwardInputs({}, ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Kind:
-    """Which program of a cell: everything its trace depends on except the imports' shapes."""
+class CellResults:
+    """What a program returned; empty where it computes no such thing.
 
-    phase: str
-    mode: network.Mode
-    accumulates: bool = False
+    Attributes:
+        exports: version → nest of tensors; of a forward.
+        collected: losses, sums and moments of the micro-batch; None: not of a forward.
+        imports: version → gradients of its floating leaves.
+        weights: for each trained weight of the cell, its accumulator plus the gradient of this
+            micro-batch, or the gradient itself if there were no accumulators.
+        held: what the cell's next program of the micro-batch reads, by its name in their trace.
+    """
+
+    exports: dict[int, Nest] = dataclasses.field(default_factory=dict)
+    collected: Collected | None = None
+    imports: dict[int, list[tf.Tensor]] = dataclasses.field(default_factory=dict)
+    weights: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    held: Held = dataclasses.field(default_factory=dict)
+
+    def as_nest(self) -> Nest:
+        """Return everything as one nest."""
+        collected = () if self.collected is None else self.collected.as_nest()
+        return self.exports, collected, self.imports, self.weights, self.held
+
+
+class _Forward(NamedTuple):
+    """Results of a forward; a nest.
+
+    Attributes:
+        exports: version → nest of tensors.
+        collected: `Collected.as_nest` of what the layers collected.
+    """
+
+    exports: dict[int, Nest]
+    collected: dict[str, dict[str, Nest]]
+
+
+class _Differentiated(NamedTuple):
+    """A forward and its gradients, in the graph that is being traced.
+
+    Attributes:
+        forward: results of the forward.
+        weights: gradient of each weight.
+        imports: gradients of the imports' floating leaves.
+        again: flat results of the forward, if `tf.recompute_grad` computed it again.
+    """
+
+    forward: _Forward
+    weights: list[RawGradient]
+    imports: list[RawGradient]
+    again: list[tf.Tensor]
 
 
 _Shapes: TypeAlias = "tuple[tuple[tuple[int | None, ...], tf.DType], ...]"
-_FlatGradients: TypeAlias = (
-    "tuple[list[tf.Tensor], list[tf.Tensor]]"  # of weights, of imports' floating leaves
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Program:
-    """A traced function, and the structure of its flat outputs."""
+class _Key:
+    """What the trace of a program depends on."""
 
-    function: tracing.Traced
-    outputs: Nest
-
-    def __call__(self, arguments: Nest) -> Nest:
-        """Call the program on a nest; return a nest."""
-        flat = self.function(*tf.nest.flatten(arguments))
-        return tf.nest.pack_sequence_as(self.outputs, list(flat))
+    name: str
+    mode: network.Mode
+    accumulates: bool
+    imports: _Shapes
 
 
 class CellPrograms:
@@ -91,7 +158,9 @@ class CellPrograms:
         self._layers = layers
         self._jit = jit
         self._master = analysis.params.policy.variable
-        self._programs: dict[tuple[_Kind, _Shapes], _Program] = {}
+        # A program, and the structure of its results.
+        self._programs: dict[_Key, tuple[tracing.Traced, Nest]] = {}
+        # Programs cut from one trace, and the structure of the forward's results.
         self._cuts: dict[tuple[network.Mode, _Shapes], tuple[CutBackward, Nest]] = {}
 
     @property
@@ -101,105 +170,63 @@ class CellPrograms:
 
     @property
     def graphs(self) -> dict[str, tf.Graph]:
-        """Name → graph of the program of this name that was traced last; see `cut_backward`.
+        """Name → graph of the program of this name that was traced last.
 
         There is one for each mode and each shape of the imports, and with accumulators another.
-        F is forward, B a backward that computes the forward again, FB both of them fused.
         """
-        graphs = {kind.phase: one.function.graph for (kind, _), one in self._programs.items()}
+        graphs = {key.name: function.graph for key, (function, _) in self._programs.items()}
         for cut, _ in self._cuts.values():
             graphs |= cut.graphs
         return graphs
 
-    def forward(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
-        """Call the forward program on one micro-batch."""
-
-        def compute(*flat: tf.Tensor) -> Nest:
-            return self._exported(cell, tf.nest.pack_sequence_as(inputs, list(flat))).as_nest()
-
-        program = self._program(_Kind("F", cell.mode), "forward", compute, inputs, inputs.imports)
-        return CellOutputs.of_nest(program(inputs))
-
-    def backward(
+    def run(
         self,
         cell: network.Cell,
+        name: str,
         inputs: CellInputs,
-        upstream: BackwardInputs,
-        phase: Phase = "B",
+        upstream: BackwardInputs = NO_UPSTREAM,
         held: Held | None = None,
-    ) -> CellGradients:
-        """Call a backward program.
+    ) -> CellResults:
+        """Call a program on one micro-batch.
 
         Args:
             cell: the cell in this pass.
+            name: see `network.Cell.program`.
             inputs: inputs of the micro-batch.
-            upstream: gradients from the cells after this one, and the scales of the losses.
-            phase: B for all gradients, I for those of the imports, W for those of the weights.
-            held: what the forward kept, or its recomputation returned; for a W after an I, what
-                that left. None: the forward is computed again.
+            upstream: gradients from the cells after this one, scales of the losses, accumulators;
+                read by backwards alone.
+            held: what the programs before this one left for it.
         """
-        if not (cell.weights if phase == "I" else cell.imports_with_gradient):
-            phase = "B"  # the other half computes nothing
-        if held is not None or phase == "I":
-            return self._continued(cell, inputs, upstream, phase, held)
-        # The program is the recomputation: tf.recompute_grad would copy every weight and make
-        # gathered rows' gradients dense (docs/decisions/0001-recompute-grad-copies.md).
-        arguments = (inputs, upstream)
-
-        def compute(*flat: tf.Tensor) -> Nest:
-            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
-            return self._differentiated(cell, traced, traced_upstream)[1]
-
-        kind = _Kind("B", cell.mode, accumulates=bool(upstream.accumulators))
-        program = self._program(kind, "backward", compute, arguments, inputs.imports)
-        return self._gradients(cell, *program(arguments))
-
-    def fused(
-        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
-    ) -> tuple[CellOutputs, CellGradients]:
-        """Call forward and backward as one program that recomputes nothing (last cell only)."""
-        arguments = (inputs, upstream)
-
-        def compute(*flat: tf.Tensor) -> Nest:
-            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
-            outputs, gradients = self._differentiated(cell, traced, traced_upstream)
-            return outputs.as_nest(), gradients
-
-        kind = _Kind("FB", cell.mode, accumulates=bool(upstream.accumulators))
-        outputs, gradients = self._program(kind, "fused", compute, arguments, inputs.imports)(
-            arguments
-        )
-        return CellOutputs.of_nest(outputs), self._gradients(cell, *gradients)
-
-    def keep(self, cell: network.Cell, inputs: CellInputs) -> tuple[CellOutputs, Held]:
-        """Call the forward program that also returns what the backward reads of the forward."""
-        cut, outputs = self._cut(cell, inputs)
-        flat, held = cut.keep(tf.nest.flatten(inputs))
-        return CellOutputs.of_nest(tf.nest.pack_sequence_as(outputs, flat)), held
-
-    def recompute(self, cell: network.Cell, inputs: CellInputs) -> Held:
-        """Call the program that computes what the backward reads of the forward."""
-        return self._cut(cell, inputs)[0].recompute(tf.nest.flatten(inputs))
-
-    def _continued(
-        self,
-        cell: network.Cell,
-        inputs: CellInputs,
-        upstream: BackwardInputs,
-        phase: Phase,
-        held: Held | None,
-    ) -> CellGradients:
-        """Call a program that is cut from forward and gradients; see `backward`."""
-        cut, _ = self._cut(cell, inputs)
+        if name in ("F", "B", "FB"):
+            arguments = (inputs, NO_UPSTREAM if name == "F" else upstream)
+            function, structure = self._whole(cell, name, *arguments)
+            flat = function(*tf.nest.flatten(arguments))
+            forward, weights, imports = tf.nest.pack_sequence_as(structure, list(flat))
+            return self._results(cell, forward or None, weights, imports)
+        cut, structure = self._cut(cell, inputs)
         scales = [precision.cast(scale, self._master) for scale in upstream.loss_factors]
         arguments = tf.nest.flatten((inputs, upstream.exports, scales))
-        if phase == "I":
-            imports, left = cut.import_gradients(arguments, held)
-            return self._gradients(cell, [], imports, left)
-        if phase == "W":
-            weights = cut.weight_gradients(arguments, held or {}, upstream.accumulators)
-            return CellGradients({}, weights)
-        return self._gradients(cell, *cut.gradients(arguments, held or {}, upstream.accumulators))
+        results = cut.run(name, arguments, held or {}, upstream.accumulators)
+        forward = tf.nest.pack_sequence_as(structure, results.outputs) if results.outputs else None
+        return self._results(cell, forward, results.weights, results.imports, results.held)
+
+    def _results(
+        self,
+        cell: network.Cell,
+        forward: _Forward | None,
+        weights: list[tf.Tensor],
+        leaves: list[tf.Tensor],
+        held: Held | None = None,
+    ) -> CellResults:
+        """Return results by name; `leaves` are the gradients of all imports."""
+        imports: dict[int, list[tf.Tensor]] = {}
+        for v in cell.imports_with_gradient if leaves else ():
+            count = len(floating(self._analysis.specs[v]))
+            imports[v], leaves = leaves[:count], leaves[count:]
+        if forward is None:
+            return CellResults(imports=imports, weights=weights, held=held or {})
+        collected = Collected(**forward.collected)
+        return CellResults(forward.exports, collected, imports, weights, held or {})
 
     def compute(self, cell: network.Cell, inputs: CellInputs) -> tuple[dict[int, Nest], Collected]:
         """Compute the cell layer by layer: the body of its programs, also called without them.
@@ -252,29 +279,29 @@ class CellPrograms:
         self._analysis.check_returned(number, values, written)
         return dict(zip(writes, written, strict=True)), collected
 
-    def _exported(self, cell: network.Cell, inputs: CellInputs) -> CellOutputs:
+    def _exported(self, cell: network.Cell, inputs: CellInputs) -> _Forward:
         values, collected = self.compute(cell, inputs)
         exports = {v: self._export(v, values[v]) for v in cell.exports}
-        return CellOutputs(exports, collected)
+        return _Forward(exports, collected.as_nest())
 
     def _exported_again(
-        self, cell: network.Cell, inputs: CellInputs, runs: list[Nest]
-    ) -> CellOutputs:
+        self, cell: network.Cell, inputs: CellInputs, runs: list[_Forward]
+    ) -> _Forward:
         """Compute the forward so that `tf.recompute_grad` computes it again for its gradient.
 
         Args:
             cell: the cell in this pass.
             inputs: inputs of the micro-batch.
-            runs: receives the outputs of the first run, and those of the second once there is one.
+            runs: receives the results of the first run, and those of the second once there is one.
         """
 
         def forward(*flat: tf.Tensor) -> list[tf.Tensor]:
-            packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            runs.append(self._exported(cell, packed).as_nest())
+            runs.append(self._exported(cell, tf.nest.pack_sequence_as(inputs, list(flat))))
             return [tf.identity(tensor) for tensor in tf.nest.flatten(runs[-1])]
 
         flat = base.recompute_grad(forward)(*tf.nest.flatten(inputs))
-        return CellOutputs.of_nest(tf.nest.pack_sequence_as(runs[0], list(flat)))
+        packed: _Forward = tf.nest.pack_sequence_as(runs[0], list(flat))
+        return packed
 
     def _export(self, version: int, value: Nest) -> Nest:
         """Return a value as the cell sends it.
@@ -289,42 +316,30 @@ class CellPrograms:
         return tf.nest.map_structure(tf.identity, value)
 
     def _differentiated(
-        self, cell: network.Cell, inputs: CellInputs, upstream: BackwardInputs
-    ) -> tuple[CellOutputs, _FlatGradients]:
-        """Compute the forward and all gradients."""
-        found = self._raw_gradients(cell, inputs, lambda _: upstream)
-        totals = upstream.accumulators
-        added = list(map(cut_backward.added, totals, found.weights))
-        return found.outputs, (
-            added + list(map(tf.convert_to_tensor, found.weights[len(totals) :])),
-            list(map(tf.convert_to_tensor, found.imports)),
-        )
-
-    def _raw_gradients(
         self,
         cell: network.Cell,
         inputs: CellInputs,
-        upstream_of: Callable[[CellOutputs], BackwardInputs],
-    ) -> RawGradients:
+        upstream_of: Callable[[_Forward], BackwardInputs],
+    ) -> _Differentiated:
         """Compute the forward and all gradients.
 
         Args:
             cell: the cell in this pass.
             inputs: inputs of the micro-batch.
-            upstream_of: returns what comes from upstream, for these outputs.
+            upstream_of: returns what comes from upstream, for these results.
         """
         sources = gradient_sources(cell, inputs)
-        runs: list[Nest] = []
+        runs: list[_Forward] = []
         with tf.GradientTape() as tape:
             tape.watch(sources)
             if cell.recompute_policy == "recompute_grad":
-                outputs = self._exported_again(cell, inputs, runs)
+                forward = self._exported_again(cell, inputs, runs)
             else:
-                outputs = self._exported(cell, inputs)
-            upstream = upstream_of(outputs)
-            targets = [t for v in cell.exports_with_gradient for t in floating(outputs.exports[v])]
+                forward = self._exported(cell, inputs)
+            upstream = upstream_of(forward)
+            targets = [t for v in cell.exports_with_gradient for t in floating(forward.exports[v])]
             scaled = [
-                tf.cast(outputs.collected.losses[loss.name], scale.dtype) * scale
+                tf.cast(forward.collected["losses"][loss.name], scale.dtype) * scale
                 for loss, scale in zip(cell.losses, upstream.loss_factors, strict=True)
             ]
             targets += [tf.add_n(scaled)] if scaled else []
@@ -332,44 +347,76 @@ class CellPrograms:
         starts += [tf.ones([], targets[-1].dtype)] if scaled else []
         raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
         count = len(cell.weights)
-        return RawGradients(outputs, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
+        return _Differentiated(forward, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
 
-    def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
-        """Return the cut programs for these shapes, and the structure of the forward's outputs."""
-        key = cell.mode, _shapes(inputs.imports)
-        known = self._cuts.get(key)
-        if known is not None:
-            return known
-        traced: list[Nest] = []
+    def _whole(
+        self, cell: network.Cell, name: str, inputs: CellInputs, upstream: BackwardInputs
+    ) -> tuple[tracing.Traced, Nest]:
+        """Return F, B or FB for these shapes, and the structure of its results.
 
-        def upstream_of(outputs: CellOutputs) -> BackwardInputs:
-            exports = {
-                v: [_placeholder(t.shape, t.dtype) for t in floating(outputs.exports[v])]
-                for v in cell.exports_with_gradient
-            }
-            return BackwardInputs(exports, [_placeholder([], self._master) for _ in cell.losses])
+        B computes the forward again: the program is the recomputation. `tf.recompute_grad` would
+        copy every weight and make gathered rows' gradients dense
+        (docs/decisions/0001-recompute-grad-copies.md).
+        """
+        key = _Key(name, cell.mode, bool(upstream.accumulators), _shapes(inputs.imports))
+        if key in self._programs:
+            return self._programs[key]
+        arguments = (inputs, upstream)
+        structure: list[Nest] = []
 
         def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-            upstream: list[BackwardInputs] = []
+            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
+            if name == "F":
+                results: Nest = self._exported(cell, traced), [], []
+            else:
+                found = self._differentiated(cell, traced, lambda _: traced_upstream)
+                weights = with_totals(traced_upstream.accumulators, found.weights)
+                imports = list(map(tf.convert_to_tensor, found.imports))
+                results = found.forward if name == "FB" else (), weights, imports
+            structure[:] = [tf.nest.map_structure(lambda _: 0, results)]
+            return list(tf.nest.flatten(results))
 
-            def remembered(outputs: CellOutputs) -> BackwardInputs:
-                upstream[:] = [upstream_of(outputs)]
-                return upstream[0]
+        title = {"F": "forward", "B": "backward", "FB": "fused"}[name]
+        function = tracing.trace(
+            f"{title}_{self._first_layer}",
+            compute,
+            tf.nest.flatten(arguments),
+            cell=self._index,
+            jit=self._jit,
+        )
+        self._programs[key] = function, structure[0]
+        return self._programs[key]
+
+    def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
+        """Return the cut programs for these shapes, and the structure of the forward's results."""
+        key = cell.mode, _shapes(inputs.imports)
+        if key in self._cuts:
+            return self._cuts[key]
+        traced: list[tuple[Trace, Nest]] = []
+
+        def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
+            upstream: list[tf.Tensor] = []
+
+            def placeholders(forward: _Forward) -> BackwardInputs:
+                exports = {
+                    v: [_placeholder(t.shape, t.dtype) for t in floating(forward.exports[v])]
+                    for v in cell.exports_with_gradient
+                }
+                scales = [_placeholder([], self._master) for _ in cell.losses]
+                upstream.extend(tf.nest.flatten((exports, scales)))
+                return BackwardInputs(exports, scales)
 
             packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            found = self._raw_gradients(cell, packed, remembered)
-            nest = found.outputs.as_nest()
-            traced[:] = [
-                cut_backward.Trace(
-                    inputs=flat,
-                    upstream=tf.nest.flatten(upstream[0]),
-                    outputs=tf.nest.flatten(nest),
-                    weights=found.weights,
-                    imports=found.imports,
-                    again=found.again,
-                ),
-                tf.nest.map_structure(lambda _: 0, nest),
-            ]
+            found = self._differentiated(cell, packed, placeholders)
+            trace = Trace(
+                inputs=flat,
+                upstream=upstream,
+                outputs=tf.nest.flatten(found.forward),
+                weights=found.weights,
+                imports=found.imports,
+                again=found.again,
+            )
+            traced[:] = [(trace, tf.nest.map_structure(lambda _: 0, found.forward))]
             return []
 
         tracing.trace(
@@ -379,54 +426,10 @@ class CellPrograms:
             cell=self._index,
             jit=self._jit,  # loops are differentiated in another way for XLA
         )
-        trace, outputs = traced
+        trace, structure = traced[0]
         cut = CutBackward(trace, self._first_layer, self._index, self._jit)
-        self._cuts[key] = cut, outputs
-        return cut, outputs
-
-    def _gradients(
-        self,
-        cell: network.Cell,
-        weights: Sequence[tf.Tensor],
-        leaves: Sequence[tf.Tensor],
-        left: Held | None = None,
-    ) -> CellGradients:
-        """Assign flat gradients to weights and imports."""
-        imports: dict[int, list[tf.Tensor]] = {}
-        for v in cell.imports_with_gradient:
-            count = len(floating(self._analysis.specs[v]))
-            imports[v], leaves = list(leaves[:count]), leaves[count:]
-        return CellGradients(imports, list(weights), left or {})
-
-    def _program(
-        self,
-        kind: _Kind,
-        name: str,
-        compute: Callable[..., Nest],
-        arguments: Nest,
-        imports: dict[int, Nest],
-    ) -> _Program:
-        """Return the traced program for these shapes; trace it where it is new."""
-        shapes = _shapes(imports)
-        known = self._programs.get((kind, shapes))
-        if known is not None:
-            return known
-        packed: list[Nest] = []
-
-        def flat_compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-            packed[:] = [compute(*flat)]
-            return list(tf.nest.flatten(packed[0]))
-
-        concrete = tracing.trace(
-            f"{name}_{self._first_layer}",
-            flat_compute,
-            tf.nest.flatten(arguments),
-            cell=self._index,
-            jit=self._jit,
-        )
-        program = _Program(concrete, tf.nest.map_structure(lambda _: 0, packed[0]))
-        self._programs[kind, shapes] = program
-        return program
+        self._cuts[key] = cut, structure
+        return self._cuts[key]
 
 
 def gradient_sources(cell: network.Cell, inputs: CellInputs) -> list[tf.Tensor]:
@@ -454,7 +457,7 @@ def nested_variables(
         node = state if spec.is_state else theta
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = in_read_dtype(spec, tensors[info.paths[spec.path]])
+        node[last] = precision.cast(tensors[info.paths[spec.path]], spec.read_dtype)
     return theta, state
 
 

@@ -13,7 +13,6 @@ would add them in the process that calls.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,60 +20,71 @@ from typing import NoReturn, TypeAlias
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, network
-from lingvo_gpipe.execution import cell_programs, failures
-from lingvo_gpipe.execution.cell_calls import (
+from lingvo_gpipe import errors
+from lingvo_gpipe.execution import diagnosis
+from lingvo_gpipe.execution.cell_programs import (
     BackwardInputs,
-    CellGradients,
     CellInputs,
-    CellOutputs,
+    CellResults,
+    gradient_sources,
 )
-from lingvo_gpipe.execution.executor import Executor, PassOutputs, PassRun, Share
+from lingvo_gpipe.execution.executor import Executor, MiniBatch, ReplicaPass
+from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.schedule.slot import Slot
 
 _WithGradient: TypeAlias = "tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]"
 """Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
 
 
-def forward(executor: Executor, shares: Sequence[Share]) -> PassOutputs:
-    """Run the forward slots of passes; their backward slots are left to the caller's tape.
+def forward(
+    executor: Executor, fields: dict[str, Nest], weights: Mapping[str, tf.Tensor], ctx: Context
+) -> tuple[dict[str, Nest], Collected]:
+    """Run forward slots; their backward slots are left to the caller's tape.
 
     Args:
         executor: knows cells and devices.
-        shares: what each replica computes, by passes of `Analysis.tape_pass`.
+        fields: all fields of the mini-batch.
+        weights: path → every variable's value.
+        ctx: context of the call; its seed is that of the run.
+
+    Returns:
+        Name → output of the network, and what the layers collected.
     """
-    runs = executor.runs(shares)
-    weights = _shared_weights(executor, runs)
-    for run in runs:
-        _issue(run, _SharedInputs(run, weights))
-    return executor.outputs(runs, {})
+    executor.num_micro_batches(fields)  # reports a lower number
+    passes = executor.passes(
+        MiniBatch((fields,), ctx.step, {}),
+        functools.partial(executor.analysis.tape_pass, training=ctx.training),
+        variables=executor.variables.in_read_dtypes(weights),
+        seed=ctx.root_seed,
+    )
+    shared = _shared_weights(executor, passes)
+    for replica_pass in passes:
+        _issue(replica_pass, _SharedInputs(replica_pass, shared))
+    return executor.outputs(passes), executor.collected(passes)
 
 
-def _issue(run: PassRun, shared: _SharedInputs) -> None:
-    """Issue the calls of a replica's pass."""
-    queues = {device: _BackwardQueue(device) for device in run.devices}
-    for device, slot in run.network_pass.table.order():
+def _issue(replica_pass: ReplicaPass, shared: _SharedInputs) -> None:
+    """Issue the forward calls of a replica's pass."""
+    queues = {device: _BackwardQueue(device) for device in replica_pass.devices}
+    for device, slot in replica_pass.network_pass.table.order():
         if slot.phase == "F":
-            cell = run.network_pass.cells[slot.cell]
-            of_backward = dataclasses.replace(slot, phase="B")
             inputs = shared.cell_inputs(slot.cell, slot.micro_batch)
-            with run.call(device, slot) as call, failures.named(run, slot, inputs):
-                differentiable = _DifferentiableCall(
-                    run.executor.programs[slot.cell],
-                    cell,
-                    queues[run.devices[slot.cell]],
-                    functools.partial(failures.named, run, of_backward),
-                    keeps=slot.micro_batch in cell.kept,
-                )
-                call.store_outputs(differentiable(inputs))
+            queue = queues[replica_pass.devices[slot.cell]]
+            call = _DifferentiableCall(replica_pass, slot, queue)
+            with diagnosis.named(replica_pass, slot, inputs):
+                replica_pass.issue(device, slot, functools.partial(call, inputs))
 
 
-def _shared_weights(executor: Executor, runs: Sequence[PassRun]) -> dict[str, _Shared]:
+def _shared_weights(executor: Executor, passes: Sequence[ReplicaPass]) -> dict[str, _Shared]:
     """Return path → weight, for the cells of all replicas that read it."""
     readers = collections.Counter(
-        path for run in runs for cell in run.network_pass.cells for path in cell.weights
+        path
+        for replica_pass in passes
+        for cell in replica_pass.network_pass.cells
+        for path in cell.weights
     )
-    values = runs[0].inputs.variables
+    values = passes[0].variables
     return {
         path: _Shared([values[path]], count, executor.device_of(path))
         for path, count in readers.items()
@@ -87,31 +97,28 @@ class _SharedInputs:
     Calls must be in the order of the pass.
     """
 
-    def __init__(self, run: PassRun, owned: Mapping[str, _Shared]) -> None:
-        self._run = run
-        cells = run.network_pass.cells
+    def __init__(self, replica_pass: ReplicaPass, weights: Mapping[str, _Shared]) -> None:
+        self._pass = replica_pass
+        cells = replica_pass.network_pass.cells
         self._weights = [
             _Shared(
-                [tensor for path in cell.weights for tensor in owned[path].take()],
-                run.network_pass.num_micro_batches,
+                [tensor for path in cell.weights for tensor in weights[path].take()],
+                len(replica_pass.micro_batches),
                 device,
             )
-            for cell, device in zip(cells, run.devices, strict=True)
+            for cell, device in zip(cells, replica_pass.devices, strict=True)
         ]
         self._readers = collections.Counter(v for cell in cells for v in cell.imports_with_gradient)
         self._imports: dict[tuple[int, int], _Shared] = {}
 
     def cell_inputs(self, k: int, m: int) -> CellInputs:
         """Return the inputs of the next call of cell k, for micro-batch m."""
-        inputs = self._run.cell_inputs(k, m)
+        inputs = self._pass.cell_inputs(k, m)
         imports = dict(inputs.imports)
-        for v in self._run.network_pass.cells[k].imports_with_gradient:
+        for v in self._pass.network_pass.cells[k].imports_with_gradient:
             if (v, m) not in self._imports:
-                self._imports[v, m] = _Shared(
-                    floating(imports[v]),
-                    self._readers[v],
-                    self._run.executor.device_of_version(v, self._run.share.replica),
-                )
+                device = self._pass.executor.device_of_version(v, self._pass.replica)
+                self._imports[v, m] = _Shared(floating(imports[v]), self._readers[v], device)
             imports[v] = _with_floating(imports[v], self._imports[v, m].take())
         return inputs._replace(weights=self._weights[k].take(), imports=imports)
 
@@ -173,67 +180,62 @@ class _BackwardQueue:
 class _DifferentiableCall:
     """One forward call of a cell, and its gradient."""
 
-    def __init__(
-        self,
-        programs: cell_programs.CellPrograms,
-        cell: network.Cell,
-        queue: _BackwardQueue,
-        named: Callable[[CellInputs, BackwardInputs], contextlib.AbstractContextManager[None]],
-        *,
-        keeps: bool,
-    ) -> None:
-        self._programs = programs
-        self._cell = cell
+    def __init__(self, replica_pass: ReplicaPass, slot: Slot, queue: _BackwardQueue) -> None:
+        self._pass = replica_pass
+        self._slot = slot
         self._queue = queue
-        self._named = named
-        self._keeps = keeps
+        self._cell = replica_pass.network_pass.cells[slot.cell]
+        self._programs = replica_pass.executor.programs[slot.cell]
 
-    def __call__(self, inputs: CellInputs) -> CellOutputs:
+    def __call__(self, inputs: CellInputs) -> CellResults:
         """Run the forward program; the caller's tape records it as one function."""
-        cell = self._cell
+        cell, programs = self._cell, self._programs
         if not cell.has_backward:
-            return self._programs.forward(cell, inputs)
-        packed: list[Nest] = []
+            return programs.run(cell, "F", inputs)
+        keeps = self._slot.micro_batch in cell.kept
+        called: list[CellResults] = []
 
         @tf.custom_gradient
         def call(*sources: tf.Tensor) -> _WithGradient:
             # Unwatched copies: otherwise the caller's tape would keep all tensors computed here.
             unwatched = self._with_sources(inputs, [tf.stop_gradient(t) for t in sources])
-            held = None
-            if self._keeps:
-                outputs, held = self._programs.keep(cell, unwatched)
-            else:
-                outputs = self._programs.forward(cell, unwatched)
-            packed[:] = [outputs.as_nest()]
-            flat = tf.nest.flatten(packed[0])
+            results = programs.run(cell, "K" if keeps else "F", unwatched)
+            called[:] = [dataclasses.replace(results, held={})]
+            flat = tf.nest.flatten(called[0].as_nest())
             place = {id(t): i for i, t in enumerate(flat)}
 
             def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
                 def upstream_of(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                     return [upstream[place[id(t)]] for t in tensors]
 
-                exports = cell.exports_with_gradient
-                losses = outputs.collected.losses
+                collected = results.collected or Collected()
                 backward_inputs = BackwardInputs(
-                    {v: upstream_of(floating(outputs.exports[v])) for v in exports},
-                    upstream_of([losses[loss.name] for loss in cell.losses]),
+                    {
+                        v: upstream_of(floating(results.exports[v]))
+                        for v in cell.exports_with_gradient
+                    },
+                    upstream_of([collected.losses[loss.name] for loss in cell.losses]),
                 )
 
                 def backward() -> list[tf.Tensor]:
-                    if held is not None:
-                        once = self._programs.backward(cell, unwatched, backward_inputs, held=held)
-                        return _differentiated_once(self._flat(once), sources)
-                    # On the watched tensors, so that second derivatives go through it.
-                    watched = self._with_sources(inputs, sources)
-                    return self._flat(self._programs.backward(cell, watched, backward_inputs))
+                    # Recomputed on the watched tensors, so that second derivatives go through it.
+                    given = unwatched if keeps else self._with_sources(inputs, sources)
+                    gradients = programs.run(
+                        cell, "BK" if keeps else "B", given, backward_inputs, results.held
+                    )
+                    of_imports = [t for leaves in gradients.imports.values() for t in leaves]
+                    flat = gradients.weights + of_imports
+                    return _differentiated_once(flat, sources) if keeps else flat
 
-                with self._named(inputs, backward_inputs):
+                slot = dataclasses.replace(self._slot, phase="B")
+                with diagnosis.named(self._pass, slot, inputs, backward_inputs):
                     return self._queue.put(backward)
 
             return flat, gradient
 
-        flat = call(*cell_programs.gradient_sources(cell, inputs))
-        return CellOutputs.of_nest(tf.nest.pack_sequence_as(packed[0], list(flat)))
+        flat = call(*gradient_sources(cell, inputs))
+        exports, collected, *_ = tf.nest.pack_sequence_as(called[0].as_nest(), list(flat))
+        return CellResults(exports, Collected(**collected))
 
     def _with_sources(self, inputs: CellInputs, sources: Sequence[tf.Tensor]) -> CellInputs:
         """Return the inputs with the tensors that get a gradient replaced, in their order."""
@@ -243,11 +245,6 @@ class _DifferentiableCall:
         for v in self._cell.imports_with_gradient:
             imports[v] = _with_floating(imports[v], leaves)
         return inputs._replace(weights=weights, imports=imports)
-
-    def _flat(self, gradients: CellGradients) -> list[tf.Tensor]:
-        """Return the gradients in the order of `gradient_sources`."""
-        of_imports = [t for v in self._cell.imports_with_gradient for t in gradients.imports[v]]
-        return gradients.weights + of_imports
 
 
 def _with_floating(nest: Nest, leaves: Iterable[tf.Tensor]) -> Nest:

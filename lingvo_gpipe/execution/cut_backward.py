@@ -14,14 +14,13 @@ Tensors that wait between two programs are held under their names in the trace.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import precision
 from lingvo_gpipe.execution import tracing
-from lingvo_gpipe.execution.cell_calls import CellOutputs
 from lingvo_gpipe.graphs import sections
 
 _NAMES = {
@@ -37,7 +36,7 @@ Held: TypeAlias = "dict[str, tf.Tensor]"
 RawGradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Trace:
     """A forward and its gradients in one graph.
 
@@ -60,39 +59,29 @@ class Trace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RawGradients:
-    """The forward of a cell and its gradients, in the graph that is being traced.
+class FlatResults:
+    """What a program of the trace returned; empty where it computes no such thing.
 
     Attributes:
-        outputs: outputs of the forward.
-        weights: gradient of each weight.
+        outputs: flat outputs of the forward.
+        weights: gradient of each weight, added to its accumulator if there is one.
         imports: gradients of the imports' floating leaves.
-        again: flat outputs of the forward, if `tf.recompute_grad` computed it again.
+        held: what the cell's next program of the micro-batch reads.
     """
 
-    outputs: CellOutputs
-    weights: list[RawGradient]
-    imports: list[RawGradient]
-    again: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    weights: list[tf.Tensor]
+    imports: list[tf.Tensor]
+    held: Held
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Program:
-    """A traced function, and which arguments and held tensors it is called with."""
+class _Section:
+    """A traced part of the trace, and which arguments and held tensors it is called with."""
 
     function: tracing.Traced
     arguments: tuple[int, ...]
     held: tuple[str, ...]
-
-    def __call__(
-        self,
-        arguments: Sequence[tf.Tensor],
-        held: Mapping[str, tf.Tensor],
-        accumulators: Sequence[tf.Tensor] = (),
-    ) -> list[tf.Tensor]:
-        """Call it with what it reads, of all arguments and held tensors."""
-        read = [arguments[place] for place in self.arguments]
-        return list(self.function(*read, *(held[name] for name in self.held), *accumulators))
 
 
 class CutBackward:
@@ -126,119 +115,89 @@ class CutBackward:
         of_imports = held & cut.section((*imports, *trace.again), self._forward).operations
         self._of_weights = cut.section(weights, self._forward | of_imports, of_imports)
         self._left = self._computed(self._of_weights)
-        self._programs: dict[tuple[str, bool], _Program] = {}
+        self._sections: dict[tuple[str, bool], _Section] = {}
 
     @property
     def num_traces(self) -> int:
         """How many programs were made so far."""
-        return len(self._programs)
+        return len(self._sections)
 
-    def keep(self, inputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Held]:
-        """Run K: return the flat outputs of the forward, and its residuals."""
-        count = len(self._trace.outputs)
-        program = self._program(
-            "K", lambda: self._cut.section((*self._trace.outputs, *self._residuals))
-        )
-        results = program(inputs, {})
-        return results[:count], _held(self._residuals, results[count:])
-
-    def recompute(self, inputs: Sequence[tf.Tensor]) -> Held:
-        """Run R: return the residuals."""
-        if not self._residuals:
-            return {}
-        program = self._program("R", lambda: self._cut.section(self._residuals))
-        return _held(self._residuals, program(inputs, {}))
-
-    def gradients(
+    def run(
         self,
+        name: str,
         arguments: Sequence[tf.Tensor],
-        residuals: Held,
+        held: Held,
         accumulators: Sequence[tf.Tensor] = (),
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Run BK: return the gradients of weights and of imports.
+    ) -> FlatResults:
+        """Call a program.
 
         Args:
-            arguments: inputs of the cell, and what comes from upstream.
-            residuals: see `keep`.
+            name: see the module.
+            arguments: inputs of the cell; then, for a backward, what comes from upstream.
+            held: what the programs before this one left.
             accumulators: for each weight, what its gradient is added to; empty: nothing.
         """
-        raw = (*self._trace.weights, *self._trace.imports)
-        program = self._program("BK", lambda: self._backward, raw, accumulators)
-        results = program(arguments, residuals, accumulators)
-        count = len(self._trace.weights)
-        return results[:count], results[count:]
-
-    def import_gradients(
-        self, arguments: Sequence[tf.Tensor], residuals: Held | None
-    ) -> tuple[list[tf.Tensor], Held]:
-        """Run I or IK: return the gradients of the imports, and what W reads.
-
-        Args:
-            arguments: inputs of the cell, and what comes from upstream.
-            residuals: see `keep`; None: they are computed.
-        """
-        held = residuals or {}
-        left = [tensor for tensor in self._left if tensor.name not in held]
-        program = self._program(
-            "I" if residuals is None else "IK",
-            lambda: self._cut.section(
-                (*_parts(self._trace.imports), *left), () if residuals is None else self._forward
-            ),
-            self._trace.imports,
+        trace = self._trace
+        outputs = trace.outputs if name == "K" else ()
+        weights = trace.weights if name in ("BK", "W") else ()
+        imports = trace.imports if name in ("BK", "I", "IK") else ()
+        leaves = self._leaves(name, held)
+        if not (outputs or weights or imports or leaves):
+            return FlatResults([], [], [], {})
+        accumulators = accumulators if weights else ()
+        key = name, bool(accumulators)
+        if key not in self._sections:
+            if name in ("BK", "W"):
+                section = self._backward if name == "BK" else self._of_weights
+            else:
+                available = self._forward if name == "IK" else ()
+                section = self._cut.section((*_parts(imports), *outputs, *leaves), available)
+            self._sections[key] = self._traced(name, section, (*weights, *imports), accumulators)
+        called = self._sections[key]
+        read = [arguments[place] for place in called.arguments]
+        results = iter(called.function(*read, *(held[name] for name in called.held), *accumulators))
+        totals, gradients, forward = (
+            [next(results) for _ in same] for same in (weights, imports, outputs)
         )
-        results = program(arguments, held)
-        count = len(self._trace.imports)
-        waiting = _held(left, results[count:])
-        return results[:count], {t.name: waiting.get(t.name, held.get(t.name)) for t in self._left}
+        left = {tensor.name: value for tensor, value in zip(leaves, results, strict=True)}
+        if name in ("I", "IK"):
+            left = {t.name: left.get(t.name, held.get(t.name)) for t in self._left}
+        return FlatResults(forward, totals, gradients, left)
 
-    def weight_gradients(
-        self,
-        arguments: Sequence[tf.Tensor],
-        left: Held,
-        accumulators: Sequence[tf.Tensor] = (),
-    ) -> list[tf.Tensor]:
-        """Run W: return the gradients of weights; see `gradients` and `import_gradients`."""
-        program = self._program("W", lambda: self._of_weights, self._trace.weights, accumulators)
-        return program(arguments, left, accumulators)
+    def _leaves(self, name: str, held: Held) -> list[tf.Tensor]:
+        """Return the tensors that a program computes for the next one."""
+        if name in ("K", "R"):
+            return list(self._residuals)
+        return [t for t in self._left if t.name not in held] if name in ("I", "IK") else []
 
     def _computed(self, section: sections.Section) -> tuple[tf.Tensor, ...]:
         """Return what a section reads, arguments excepted."""
         return tuple(tensor for tensor in section.reads if tensor.name not in self._places)
 
-    def _program(
+    def _traced(
         self,
         name: str,
-        make_section: Callable[[], sections.Section],
-        raw: Sequence[RawGradient] = (),
-        accumulators: Sequence[tf.Tensor] = (),
-    ) -> _Program:
-        """Return a program; trace it where it is new.
+        section: sections.Section,
+        raw: Sequence[RawGradient],
+        accumulators: Sequence[tf.Tensor],
+    ) -> _Section:
+        """Trace a program.
 
         Args:
             name: its name.
-            make_section: returns what it computes: the tensors of `raw`, then others.
+            section: what it computes: the tensors of `raw`, then others.
             raw: gradients that it returns, those with accumulators first.
-            accumulators: see `gradients`.
+            accumulators: see `run`.
         """
-        key = name, bool(accumulators)
-        known = self._programs.get(key)
-        if known is not None:
-            return known
-        section = make_section()
         arguments = [tensor for tensor in section.reads if tensor.name in self._places]
         held = self._computed(section)
         read = [*arguments, *held]
 
         def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
             values = {tensor.name: value for tensor, value in zip(read, flat, strict=False)}
-            found = iter(self._cut.compute(section, values))
-            gradients = [_joined(gradient, found) for gradient in raw]
-            totals = flat[len(read) :]
-            return [
-                *map(added, totals, gradients),
-                *map(tf.convert_to_tensor, gradients[len(totals) :]),
-                *found,
-            ]
+            computed = iter(self._cut.compute(section, values))
+            gradients = [_joined(gradient, computed) for gradient in raw]
+            return [*with_totals(flat[len(read) :], gradients), *computed]
 
         function = tracing.trace(
             f"{_NAMES[name]}_{self._name}",
@@ -247,26 +206,28 @@ class CutBackward:
             cell=self._cell,
             jit=self._jit,
         )
-        program = _Program(
+        self.graphs[name] = function.graph
+        return _Section(
             function,
             tuple(self._places[tensor.name] for tensor in arguments),
             tuple(tensor.name for tensor in held),
         )
-        self._programs[key] = program
-        self.graphs[name] = function.graph
-        return program
 
 
-def added(total: tf.Tensor, gradient: RawGradient) -> tf.Tensor:
-    """Add a gradient to its accumulator, in the accumulator's dtype; sparse rows are scattered."""
+def with_totals(totals: Sequence[tf.Tensor], gradients: Sequence[RawGradient]) -> list[tf.Tensor]:
+    """Return gradients, the first of them added to the totals so far."""
+    return [
+        *map(_added, totals, gradients),
+        *map(tf.convert_to_tensor, gradients[len(totals) :]),
+    ]
+
+
+def _added(total: tf.Tensor, gradient: RawGradient) -> tf.Tensor:
+    """Add a gradient to its total, in the total's dtype; sparse rows are scattered."""
     if isinstance(gradient, tf.IndexedSlices):
         values = precision.cast(gradient.values, total.dtype)
         return tf.tensor_scatter_nd_add(total, gradient.indices[:, tf.newaxis], values)
     return total + precision.cast(gradient, total.dtype)
-
-
-def _held(tensors: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Held:
-    return {tensor.name: value for tensor, value in zip(tensors, values, strict=True)}
 
 
 def _parts(gradients: Sequence[RawGradient]) -> tuple[tf.Tensor, ...]:

@@ -1,11 +1,14 @@
-"""The executor runs passes over the network; only it knows both cells and devices.
+"""The executor: a mini-batch goes in, losses, gradients and outputs come out.
 
-It is called while an outer function is traced. Each replica runs a pass over its share of the
-micro-batches: it goes through the table of the pass in a topological order and issues at most one
-call per slot, under the slot's device, with one control edge from the previous call on that device.
-A slot that computes nothing (`Cell.computes`), or whose backward is fused with its forward, has no
-call. No other order is imposed: only that of the table and that of the data. The graph that it adds
-grows with cells × micro-batches, not with layers.
+`Executor.train` and `Executor.evaluate` cut a mini-batch into micro-batches and share these out to
+the replicas of the pipeline. What a replica computes is a `ReplicaPass`. It goes through its table
+in a topological order and issues at most one call per slot (`network.Cell.program` decides which),
+under the slot's device, with one control edge from the previous call on that device. No other order
+is imposed: only that of the table and that of the data. What a call returns is kept here until the
+cells that read it are called.
+
+All of this happens while an outer function is traced. The graph that it adds grows with cells ×
+micro-batches, not with layers.
 """
 
 from __future__ import annotations
@@ -13,85 +16,86 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
-from lingvo_gpipe import network, precision
-from lingvo_gpipe.execution import cell_calls, cell_programs
+from lingvo_gpipe import errors, network, packing, precision, seeds
+from lingvo_gpipe.execution import monitoring
+from lingvo_gpipe.execution.cell_programs import (
+    NO_UPSTREAM,
+    BackwardInputs,
+    CellInputs,
+    CellPrograms,
+    CellResults,
+)
 from lingvo_gpipe.execution.cut_backward import Held
-from lingvo_gpipe.execution.monitoring import progress, stamps
+from lingvo_gpipe.execution.variables import PipelineVariables
 from lingvo_gpipe.graphs.sums import in_order
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
-from lingvo_gpipe.network import replicas
-from lingvo_gpipe.network.cut_fields import CutFields
+from lingvo_gpipe.network import micro_batches, replicas
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.optim import rows
+from lingvo_gpipe.schedule import build_limit
 from lingvo_gpipe.schedule.slot import Slot
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassInputs:
-    """Inputs of a pass over the network.
+class MiniBatch(NamedTuple):
+    """A mini-batch and its place in an update; a nest, so that functions of tensors can take it.
 
     Attributes:
-        variables: path → every variable, read once on its device, in the dtype that layers read.
-        fields: fields of the micro-batches, cut where they are read.
-        seeds: per micro-batch, int32 [2].
-        step: int64 scalar.
-        loss_factors: loss name → derivative of the update's loss by the loss's sum; training only.
-        accumulators: path → what the weight's gradient is added to; None: zeros.
+        fields: all fields of the mini-batch, name → nest of tensors [N, …]; one dictionary, or one
+            for the examples of each replica (see `network.parts`).
+        step: int64 scalar, number of the update.
+        loss_weights: loss name → its weight in the whole update.
+        first_micro_batch: int32 scalar, number of the first micro-batch in the update.
+        accumulators: path → tensor to which the gradient is added; None: zeros.
+        loss_scale: scalar factor on the gradients; None: 1.
     """
 
-    variables: dict[str, tf.Tensor]
-    fields: CutFields
-    seeds: list[tf.Tensor]
+    fields: tuple[dict[str, Nest], ...]
     step: tf.Tensor
-    loss_factors: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+    loss_weights: dict[str, tf.Tensor]
+    first_micro_batch: int | tf.Tensor = 0
     accumulators: dict[str, tf.Tensor] | None = None
+    loss_scale: tf.Tensor | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PassOutputs:
-    """Outputs of a pass over the network, summed over micro-batches.
+class Result(NamedTuple):
+    """What a pass over a mini-batch returns.
 
     Attributes:
-        collected: sums of losses, metrics and moments.
-        outputs: version that the pass returns → its nest for each micro-batch.
-        gradients: path → gradient, in the dtype of the master copy.
+        loss: scalar, the update's loss: Σ coefficient · Σ sum / Σ weight.
+        losses: loss name → its weighted mean, a scalar.
+        sums: metric name → nest of tensors, added over all examples.
+        gradients: path → gradient of `loss` (× `loss_scale`, if there is one), in the master dtype.
+        moments: layer path → additive statistics, for `PipeliningLayer.merge_moments`.
+        outputs: name → nest, the micro-batches put together again.
+        num_micro_batches: how many the mini-batch was cut into.
     """
 
-    collected: Collected
-    outputs: dict[int, list[Nest]]
+    loss: tf.Tensor
+    losses: dict[str, tf.Tensor]
+    sums: dict[str, Nest]
     gradients: dict[str, tf.Tensor]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Share:
-    """What one replica computes of a mini-batch.
-
-    Attributes:
-        replica: its number.
-        first_micro_batch: number of its first micro-batch in the mini-batch.
-        num_micro_batches: micro-batches of the mini-batch, of all replicas.
-        network_pass: table and cells, for its micro-batches.
-        inputs: inputs of its micro-batches.
-    """
-
-    replica: int
-    first_micro_batch: int
+    moments: dict[str, Nest]
+    outputs: dict[str, Nest]
     num_micro_batches: int
-    network_pass: network.Pass
-    inputs: PassInputs
 
 
 class Executor:
-    """Runs passes over cells that are placed on devices.
+    """Runs mini-batches of any size through cells that are placed on devices.
 
     Attributes:
-        programs: programs of each cell.
+        analysis: analysis of the network.
         devices: for each replica, the name of each cell's device.
+        programs: programs of each cell.
+        variables: variables of the network.
         progress: how far each device is in the pass that runs; None: it is not followed.
         stamps: when each slot of a pass of training runs; None: that is not noted.
         input_devices: device that holds each part of the mini-batches; empty: that of the process
@@ -101,25 +105,36 @@ class Executor:
     def __init__(
         self,
         analysis: network.Analysis,
-        programs: Sequence[cell_programs.CellPrograms],
+        layers: Sequence[base.Layer],
         devices: Sequence[Sequence[str]],
+        compiled: Sequence[bool],
+        existing: Mapping[str, packing.Variable] | None = None,
     ) -> None:
-        """Make an executor.
+        """Create the variables; programs are traced later.
 
         Args:
-            analysis: analysis of the network.
-            programs: see the class.
+            analysis: see the class.
+            layers: all layers of the network, instantiated.
             devices: see the class.
+            compiled: for each cell, whether XLA compiles its programs.
+            existing: path → variable that is used as it is, where it lies.
         """
         self.analysis = analysis
-        self.programs = list(programs)
         self.devices = [list(of_replica) for of_replica in devices]
-        self.progress: progress.Progress | None = None
-        self.stamps: stamps.Stamps | None = None
+        self.programs = [
+            CellPrograms(cell.index, analysis, layers, jit)
+            for cell, jit in zip(analysis.cells, compiled, strict=True)
+        ]
+        self.variables = PipelineVariables(analysis, self.device_of, existing)
+        self.progress: monitoring.Progress | None = None
+        self.stamps: monitoring.Stamps | None = None
         self.input_devices: tuple[str, ...] = ()
+        self._params = analysis.params
+        self._reported: set[int] = set()  # numbers of micro-batches
+        self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
     @contextlib.contextmanager
-    def beside_input(self, part: int = 0) -> Iterator[None]:
+    def on_input_device(self, part: int = 0) -> Iterator[None]:
         """Place operations of the `with` block on the device that holds a part of the input."""
         if not self.input_devices:
             yield
@@ -127,14 +142,14 @@ class Executor:
             with tf.device(self.input_devices[part]):
                 yield
 
-    def follow_progress(self) -> progress.Progress:
+    def follow_progress(self) -> monitoring.Progress:
         """Follow the progress of every pass that is traced from now on."""
-        self.progress = progress.Progress(self._table_devices())
+        self.progress = monitoring.Progress(self._table_devices())
         return self.progress
 
-    def note_times(self) -> stamps.Stamps:
+    def note_times(self) -> monitoring.Stamps:
         """Note when the slots run of every pass of training that is traced from now on."""
-        self.stamps = stamps.Stamps(self._table_devices())
+        self.stamps = monitoring.Stamps(self._table_devices())
         return self.stamps
 
     def _table_devices(self) -> list[str]:
@@ -157,53 +172,255 @@ class Executor:
         producer = self.analysis.wiring.versions[version].producer
         return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
 
-    def runs(self, shares: Sequence[Share]) -> list[PassRun]:
-        """Return the passes of all replicas, before their calls are issued."""
-        following = None
-        if self.progress is not None and not tf.executing_eagerly():
-            following = self.progress.new_pass()
-        return [PassRun(self, share, following) for share in shares]
+    def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
+        """Return M for a mini-batch; log if it is very large, or less than the Params set."""
+        sizes, wanted = self.sizes(*parts), self._params.num_micro_batches
+        if len(sizes) not in self._reported:
+            self._reported.add(len(sizes))
+            text = build_limit.warning(self.analysis.table.num_cells, len(sizes))
+            if text is not None:
+                logging.warning(text)
+        lowered = self._params.micro_batch_size is None and len(sizes) < wanted
+        if lowered and self._warnings_left > 0:
+            self._warnings_left -= 1
+            logging.warning(
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                sum(sizes),
+                wanted,
+                len(sizes),
+            )
+        return len(sizes)
 
-    def forward(self, shares: Sequence[Share]) -> PassOutputs:
-        """Run passes whose tables have only forward slots."""
-        runs = self.runs(shares)
-        for run in runs:
-            run.forward()
-        return self.outputs(runs, {})
+    def sizes(self, *parts: Mapping[str, Nest]) -> tuple[int, ...]:
+        """Return how many examples each micro-batch of a mini-batch holds."""
+        return micro_batches.sizes_of(self._params, *parts)
 
-    def train(self, shares: Sequence[Share]) -> PassOutputs:
-        """Run passes of training: losses inside, gradients of weights summed."""
-        runs = self.runs(shares)
+    def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
+        """Refuse labels and ids that no layer takes (`check_values`); return the parts to run.
+
+        In a caller's function values are not known yet. Where a cell is on an accelerator, using
+        the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
+
+        Raises:
+            InputError: a value that no layer takes, outside of a caller's function.
+        """
+        if not self._params.check_values:
+            return parts
+        if not tf.inside_function():
+            self.analysis.check_values(*parts)
+        elif not all(":CPU:" in name for names in self.devices for name in names):
+            devices = self.input_devices or ("CPU:0",) * len(parts)
+            return tuple(
+                self.analysis.asserted_values(fields, device)
+                for fields, device in zip(parts, devices[: len(parts)], strict=True)
+            )
+        return parts
+
+    def train(self, batch: MiniBatch, *, outputs: bool = False) -> Result:
+        """Run the table of training: losses inside, gradients of all weights.
+
+        Args:
+            batch: the mini-batch.
+            outputs: whether to return the network's outputs, too.
+
+        Raises:
+            LayerError: the network has no loss.
+            ScheduleError: the table has no backward slots.
+        """
+        passes = self.training_passes(batch, outputs=outputs)
         times = None
         if self.stamps is not None and not tf.executing_eagerly():
             times = self.stamps.new_pass()
-        for run in runs:
-            run.times = times
-            run.train()
+        for replica_pass in passes:
+            replica_pass.times = times
+            replica_pass.run()
         if times is not None:
             times.finish()
-        gradients = self._at_owners([run.weight_gradients() for run in runs], shares)
-        return self.outputs(runs, gradients)
+        return self._result(passes, batch.loss_weights, self._gradients(passes))
 
-    def _at_owners(
-        self, of_replicas: Sequence[Mapping[str, tf.Tensor]], shares: Sequence[Share]
-    ) -> dict[str, tf.Tensor]:
+    def evaluate(self, batch: MiniBatch, *, outputs: bool) -> Result:
+        """Run only forward slots, as in evaluation: no dropout, moving statistics.
+
+        Args:
+            batch: the mini-batch.
+            outputs: whether to return the network's outputs.
+        """
+        passes = self.evaluation_passes(batch, outputs=outputs)
+        for replica_pass in passes:
+            replica_pass.run()
+        return self._result(passes, batch.loss_weights, {})
+
+    def training_passes(self, batch: MiniBatch, *, outputs: bool = False) -> list[ReplicaPass]:
+        """Return what each replica computes in training; see `train`."""
+        if not self.analysis.losses:
+            raise errors.LayerError(
+                "the network has no loss, so nothing would be trained. End it with a layer that "
+                "adds a loss (Softmax, MeanSquaredError), or use fprop under your own tape"
+            )
+        if self.analysis.table.is_forward_only:
+            raise errors.ScheduleError(
+                "the schedule has only forward slots, so nothing would be trained. Use a name "
+                "such as 1f1b; evaluate() makes its own schedule"
+            )
+        coefficients = self._coefficients()
+        loss_factors = {
+            name: tf.math.divide_no_nan(tf.constant(coefficients[name], weight.dtype), weight)
+            for name, weight in batch.loss_weights.items()
+        }
+        if batch.loss_scale is not None:
+            loss_factors = {
+                name: factor * tf.cast(batch.loss_scale, factor.dtype)
+                for name, factor in loss_factors.items()
+            }
+        pass_of = functools.partial(self.analysis.training_pass, outputs=outputs)
+        return self.passes(batch, pass_of, loss_factors=loss_factors)
+
+    def evaluation_passes(self, batch: MiniBatch, *, outputs: bool) -> list[ReplicaPass]:
+        """Return what each replica computes in evaluation; see `evaluate`."""
+        return self.passes(batch, functools.partial(self.analysis.evaluation_pass, outputs=outputs))
+
+    def passes(
+        self,
+        batch: MiniBatch,
+        pass_of: Callable[[int], network.Pass],
+        *,
+        variables: Mapping[str, tf.Tensor] | None = None,
+        seed: tf.Tensor | None = None,
+        loss_factors: Mapping[str, tf.Tensor] | None = None,
+    ) -> list[ReplicaPass]:
+        """Return what each replica computes; replicas without micro-batches are left out.
+
+        Args:
+            batch: the mini-batch.
+            pass_of: number of micro-batches → table and cells.
+            variables: see `ReplicaPass`; None: they are read, each once.
+            seed: int32 [2], seed of the run; None: that of the Params.
+            loss_factors: see `ReplicaPass`; None: nothing is trained.
+        """
+        sizes = self.sizes(*batch.fields)
+        shares = replicas.shares(len(sizes), self._params.num_replicas)
+        shares = tuple(share for share in shares if share)
+        sizes_of = [sizes[share.start : share.stop] for share in shares]
+        fields = self._fields(batch.fields, sizes_of)
+        if variables is None:
+            variables = self.variables.read()
+        if seed is None:
+            seed = seeds.base_seed(self._params.seed)
+        following = None
+        if self.progress is not None and not tf.executing_eagerly():
+            following = self.progress.new_pass()
+        return [
+            ReplicaPass(
+                executor=self,
+                replica=replica,
+                micro_batches=share,
+                num_micro_batches=len(sizes),
+                network_pass=pass_of(len(share)),
+                fields=fields[replica],
+                sizes=sizes_of[replica],
+                seeds=[
+                    seeds.micro_batch_seed(seed, batch.step, batch.first_micro_batch + m)
+                    for m in share
+                ],
+                step=batch.step,
+                variables=variables,
+                loss_factors=loss_factors or {},
+                earlier_gradients=batch.accumulators,
+                following=following,
+            )
+            for replica, share in enumerate(shares)
+        ]
+
+    def _fields(
+        self, parts: Sequence[Mapping[str, Nest]], sizes: Sequence[Sequence[int]]
+    ) -> list[dict[int, Nest]]:
+        """Return the fields of each replica that has micro-batches, version → nest.
+
+        Args:
+            parts: parts of the mini-batch.
+            sizes: for each of these replicas, how many examples each of its micro-batches holds.
+        """
+        params = self._params
+        expected = [sum(of_replica) for of_replica in sizes]
+        examples = [
+            micro_batches.batch_size(part, params.batch_dim, params.unbatched) for part in parts
+        ]
+        if len(parts) > 1 and examples != expected:
+            raise errors.InputError(
+                f"the parts of the mini-batch have {examples} examples, but those of the "
+                f"replicas' micro-batches are {expected}. Cut it by network.parts.Part"
+            )
+        of_replicas: list[dict[int, Nest]] = []
+        for number, part in enumerate(parts):
+            with self.on_input_device(number):
+                fields = read_fields(self.analysis, part)
+                if len(parts) > 1:
+                    of_replicas.append(fields)
+                else:
+                    cut = {v: self.split(v, value, expected) for v, value in fields.items()}
+                    of_replicas += [
+                        {v: values[replica] for v, values in cut.items()}
+                        for replica in range(len(expected))
+                    ]
+        return of_replicas
+
+    def split(self, version: int, value: Nest, sizes: Sequence[int]) -> list[Nest]:
+        """Cut a field into consecutive examples; one without a batch dimension stays whole."""
+        if self.analysis.wiring.versions[version].name in self._params.unbatched:
+            return [value] * len(sizes)
+        return micro_batches.split(value, sizes, self._params.batch_dim)
+
+    def collected(self, passes: Sequence[ReplicaPass]) -> Collected:
+        """Return what the layers collected, summed over micro-batches and replicas."""
+        nests = [replica_pass.collected_sums().as_nest() for replica_pass in passes]
+        added = []
+        for same in zip(*map(tf.nest.flatten, nests), strict=True):
+            with tf.device(same[0].device):
+                added.append(in_order(same))
+        collected = Collected()
+        collected.update(tf.nest.pack_sequence_as(nests[0], added))
+        return collected
+
+    def outputs(self, passes: Sequence[ReplicaPass]) -> dict[str, Nest]:
+        """Join the micro-batches' outputs; one that depends on no batched field is whole already.
+
+        Raises:
+            LayerError: an output has no batch dimension along which it can be merged.
+        """
+        analysis, batch_dim = self.analysis, self._params.batch_dim
+        whole = analysis.wiring.made_of(self._params.unbatched)
+        merged = {}
+        leaving = passes[0].network_pass.mode.leaving
+        for name, v in analysis.wiring.outputs.items():
+            if v not in leaving:
+                continue
+            values = [value for replica_pass in passes for value in replica_pass.values_of(v)]
+            if v in whole:
+                merged[name] = values[0]
+                continue
+            if len(values) > 1:
+                micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
+            with tf.device(self.device_of_version(v)):
+                merged[name] = micro_batches.merge(values, batch_dim)
+        return merged
+
+    def _gradients(self, passes: Sequence[ReplicaPass]) -> dict[str, tf.Tensor]:
         """Return each weight's gradient, added on its owner's device; rows where they are fewer."""
+        of_replicas = [replica_pass.weight_gradients() for replica_pass in passes]
+        earlier = passes[0].earlier_gradients or {}
+        computing = {replica_pass.replica for replica_pass in passes}
         gradients = {}
-        earlier = shares[0].inputs.accumulators or {}
-        computing = {share.replica for share in shares}
         for path in of_replicas[0]:
             spec, owner = self.analysis.variables[path], self.device_of(path)
             whole, parts_of_rows = [], []
             if path in earlier and self.analysis.replica_of(path) not in computing:
                 whole.append(earlier[path])  # no micro-batch of its owner continues the sum
-            for share, parts in zip(shares, of_replicas, strict=True):
-                is_owner = share.replica == self.analysis.replica_of(path)
-                num_micro_batches = share.network_pass.num_micro_batches
-                if is_owner or not replicas.sends_rows(spec, num_micro_batches):
-                    whole.append(parts[path])
+            for replica_pass, of_replica in zip(passes, of_replicas, strict=True):
+                is_owner = replica_pass.replica == self.analysis.replica_of(path)
+                if is_owner or not replicas.sends_rows(spec, len(replica_pass.micro_batches)):
+                    whole.append(of_replica[path])
                 else:
-                    parts_of_rows.append(rows.of_touched(parts[path]))
+                    parts_of_rows.append(rows.of_touched(of_replica[path]))
             with tf.device(owner):
                 total = in_order(whole) if whole else tf.zeros(spec.shape, spec.dtype)
                 for numbers, values in parts_of_rows:
@@ -211,168 +428,200 @@ class Executor:
             gradients[path] = total
         return gradients
 
-    def outputs(self, runs: Sequence[PassRun], gradients: dict[str, tf.Tensor]) -> PassOutputs:
-        """Join what the replicas' passes return."""
-        parts = [run.outputs() for run in runs]
-        nests = [part.collected.as_nest() for part in parts]
-        added = []
-        for same in zip(*map(tf.nest.flatten, nests), strict=True):
-            with tf.device(same[0].device):
-                added.append(in_order(same))
-        collected = Collected()
-        collected.update(tf.nest.pack_sequence_as(nests[0], added))
-        outputs = {v: [value for p in parts for value in p.outputs[v]] for v in parts[0].outputs}
-        return PassOutputs(collected, outputs, gradients)
+    def _coefficients(self) -> dict[str, float]:
+        return {loss.name: loss.coefficient for loss in self.analysis.losses}
+
+    def _result(
+        self,
+        passes: Sequence[ReplicaPass],
+        loss_weights: Mapping[str, tf.Tensor],
+        gradients: dict[str, tf.Tensor],
+    ) -> Result:
+        master = self._params.policy.variable
+        collected = self.collected(passes)
+        means = {
+            name: tf.math.divide_no_nan(tf.cast(collected.losses[name], weight.dtype), weight)
+            for name, weight in loss_weights.items()
+            if name in collected.losses  # an auxiliary head has no loss in evaluation
+        }
+        coefficients = self._coefficients()
+        terms = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
+        return Result(
+            loss=in_order(terms) if terms else tf.zeros([], master),
+            losses=means,
+            sums=collected.sums,
+            gradients=gradients,
+            moments=collected.moments,
+            outputs=self.outputs(passes),
+            num_micro_batches=passes[0].num_micro_batches,
+        )
 
 
-class PassRun:
-    """A replica's pass while its calls are issued: tensors so far, last call on each device.
+@dataclasses.dataclass(eq=False)
+class ReplicaPass:
+    """What one replica computes of a mini-batch, and its tensors while its calls are issued.
 
     Attributes:
-        executor: executor that runs it.
-        share: what the replica computes.
+        executor: knows programs and devices.
+        replica: its number.
+        micro_batches: numbers of its micro-batches in the mini-batch. Its slots count from 0.
+        num_micro_batches: micro-batches of the mini-batch, of all replicas.
         network_pass: table and cells.
-        inputs: inputs of the pass.
-        devices: name of each cell's device.
+        fields: version → nest of tensors [N, …], of the examples of its micro-batches.
+        sizes: how many examples each of its micro-batches holds.
+        seeds: for each micro-batch, int32 [2].
+        step: int64 scalar.
+        variables: path → every variable, read once on its device, in the dtype that layers read.
+        loss_factors: loss name → derivative of the update's loss by the loss's sum; training only.
+        earlier_gradients: path → what the weight's gradient is added to; None: zeros.
+        following: follows the progress of all replicas; None: it is not followed.
+        times: notes when the slots of all replicas run; None: that is not noted.
+        slot: the slot whose call was issued last; None before the first.
         values: micro-batch → version that a cell makes → nest.
         value_gradients: micro-batch → version → for each cell that reads it, the gradients of its
             floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
-        held: (cell, micro-batch) → what a kept forward, an R or an I left for the next slot.
+        held: (cell, micro-batch) → what a call left for the cell's next one.
         accumulators: for each cell and weight, the sum of its gradients so far.
-        slot: the slot whose call was issued last; None before the first.
-        times: notes when the slots of all replicas run; None: that is not noted.
     """
 
-    def __init__(
-        self, executor: Executor, share: Share, following: progress.PassProgress | None = None
-    ) -> None:
-        """Start.
+    executor: Executor
+    replica: int
+    micro_batches: range
+    num_micro_batches: int
+    network_pass: network.Pass
+    fields: Mapping[int, Nest]
+    sizes: Sequence[int]
+    seeds: Sequence[tf.Tensor]
+    step: tf.Tensor
+    variables: Mapping[str, tf.Tensor]
+    loss_factors: Mapping[str, tf.Tensor]
+    earlier_gradients: Mapping[str, tf.Tensor] | None
+    following: monitoring.PassProgress | None
+    times: monitoring.PassStamps | None = None
+    slot: Slot | None = None
 
-        Args:
-            executor: see the class.
-            share: see the class.
-            following: follows the progress of all replicas; None: it is not followed.
+    def __post_init__(self) -> None:
+        """Cut the fields on each device that reads them, and send it the seeds.
+
+        A device receives the examples of all micro-batches in one piece, and all seeds as one
+        tensor: for each micro-batch alone, there would be M times as many messages.
         """
-        self.executor = executor
-        self.share = share
-        self.network_pass = share.network_pass
-        self.inputs = share.inputs
-        self.devices = executor.devices[share.replica]
+        self.devices = self.executor.devices[self.replica]
         self.values = collections.defaultdict[int, dict[int, Nest]](dict)
         self.value_gradients = collections.defaultdict[int, dict[int, list[list[tf.Tensor]]]](dict)
         self.collected: dict[tuple[int, int], Collected] = {}
         self.held: dict[tuple[int, int], Held] = {}
         self.accumulators: list[list[tf.Tensor]] = []
-        self.slot: Slot | None = None
-        self.times: stamps.PassStamps | None = None
-        imports = (cell.imports for cell in self.network_pass.cells)
-        readers = zip(self.devices, imports, strict=True)
-        self._cut = cell_calls.CutInputs(self.inputs.fields, self.inputs.seeds, readers)
-        self._last_call: dict[int, tf.Operation] = {}
-        self._progress = following
+        self._fields_on: dict[str, dict[int, list[Nest]]] = {}
+        self._seeds_on: dict[str, list[tf.Tensor]] = {}
+        stacked = tf.stack(self.seeds)
+        for cell, device in zip(self.network_pass.cells, self.devices, strict=True):
+            with tf.device(device):
+                if device not in self._seeds_on:
+                    self._seeds_on[device] = tf.unstack(stacked)
+                cut = self._fields_on.setdefault(device, {})
+                for version in cell.imports:
+                    if version in self.fields and version not in cut:
+                        cut[version] = self._cut(version)
         num_devices = self.network_pass.table.num_devices
-        self._first_device = share.replica * num_devices
-        if following is not None:
+        self._first_device = self.replica * num_devices
+        self._last_call: dict[int, tf.Operation] = {}
+        if self.following is not None:
             self._last_call = {
-                device: following.start(self._first_device + device)
+                device: self.following.start(self._first_device + device)
                 for device in range(num_devices)
             }
 
-    def forward(self) -> None:
-        """Issue the calls of a table that has only forward slots."""
-        for device, slot in self.network_pass.table.order():
-            with self.call(device, slot) as call:
-                call.forward()
-
-    def train(self) -> None:
-        """Issue the calls of a table of training."""
-        self.start_accumulators()
+    def run(self) -> None:
+        """Issue the calls of all slots."""
+        if self.network_pass.mode.training:
+            self.start_accumulators()
         order = self.network_pass.table.order()
-        last = {slot.micro_batch: number for number, (_, slot) in enumerate(order)}
-        for number, (device, slot) in enumerate(order):
-            with self.call(device, slot) as call:
-                call.train()
-            if number == last[slot.micro_batch]:  # no cell reads its values: eager ones need memory
-                values = self.values.pop(slot.micro_batch, {})
-                leaving = self.network_pass.mode.leaving & values.keys()
-                if leaving:
-                    self.values[slot.micro_batch] = {v: values[v] for v in leaving}
-                self.value_gradients.pop(slot.micro_batch, None)
+        last = {slot.micro_batch: slot for _, slot in order}
+        for device, slot in order:
+            cell = self.network_pass.cells[slot.cell]
+            name = cell.program(slot.phase, slot.micro_batch)
+            if name is not None and not (name == "FB" and slot.phase != "F"):
+                self.issue(device, slot, functools.partial(self.compute, slot, name))
+            if slot == last[slot.micro_batch]:
+                self._drop(slot.micro_batch)
+
+    def compute(self, slot: Slot, name: str) -> CellResults:
+        """Call a program for a slot."""
+        key = slot.cell, slot.micro_batch
+        inputs = self.cell_inputs(*key)
+        upstream = NO_UPSTREAM if name in ("F", "K", "R") else self.backward_inputs(*key)
+        cell, programs = self.network_pass.cells[slot.cell], self.executor.programs[slot.cell]
+        with self._begun(slot, inputs.imports, upstream.exports):
+            return programs.run(cell, name, inputs, upstream, self.held.pop(key, None))
+
+    def issue(self, device: int, slot: Slot, call: Callable[[], CellResults]) -> None:
+        """Make a slot's call on its device, after the device's last call; keep what it returns."""
+        self.slot = slot
+        before = [self._last_call[device]] if device in self._last_call else []
+        with tf.device(self.devices[slot.cell]), tf.control_dependencies(before):
+            results = call()
+        self.store(slot, results)
+        tensors = tf.nest.flatten(results.as_nest())
+        if tensors and not tf.executing_eagerly():
+            self._returned(device, slot, tensors[0].op)
+
+    def store(self, slot: Slot, results: CellResults) -> None:
+        """Keep what a slot's call returned, for the cells that read it."""
+        key = k, m = slot.cell, slot.micro_batch
+        self.values[m].update(results.exports)
+        if results.collected is not None:
+            self.collected[key] = results.collected
+        for v, leaves in results.imports.items():
+            self.value_gradients[m].setdefault(v, []).append(leaves)
+        if results.weights:
+            self.accumulators[k] = results.weights
+        if results.held:
+            self.held[key] = results.held
+
+    def cell_inputs(self, k: int, m: int) -> CellInputs:
+        """Return the arguments of all programs of cell k for micro-batch m."""
+        cell, device = self.network_pass.cells[k], self.devices[k]
+        fields = self._fields_on[device]
+        return CellInputs(
+            weights=[self.variables[path] for path in cell.weights],
+            untrained=[self.variables[path] for path in cell.untrained],
+            imports={v: fields[v][m] if v in fields else self.values[m][v] for v in cell.imports},
+            seed=self._seeds_on[device][m],
+            step=self.step,
+        )
+
+    def backward_inputs(self, k: int, m: int) -> BackwardInputs:
+        """Return what a backward program of cell k is called with in addition to `cell_inputs`."""
+        cell = self.network_pass.cells[k]
+        return BackwardInputs(
+            {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},
+            [self.loss_factors[loss.name] for loss in cell.losses],
+            self.accumulators[k],
+        )
 
     def start_accumulators(self) -> None:
         """Make zeros on each cell's device; an earlier sum is continued only at its owner.
 
         A single micro-batch that continues no sum needs none: its gradients are the sum.
         """
-        given = self.inputs.accumulators
-        if given is None and self.network_pass.num_micro_batches == 1:
+        earlier = self.earlier_gradients
+        if earlier is None and len(self.micro_batches) == 1:
             self.accumulators = [[] for _ in self.devices]
             return
         analysis = self.executor.analysis
         for cell, device in zip(self.network_pass.cells, self.devices, strict=True):
             sums = []
             for path in cell.weights:
-                is_owner = analysis.replica_of(path) == self.share.replica
-                if given is not None and is_owner and analysis.owner[path] in cell.layers:
-                    sums.append(given[path])
+                is_owner = analysis.replica_of(path) == self.replica
+                if earlier is not None and is_owner and analysis.owner[path] in cell.layers:
+                    sums.append(earlier[path])
                 else:
                     spec = analysis.variables[path]
                     with tf.device(device):
                         sums.append(tf.zeros(spec.shape, spec.dtype))
             self.accumulators.append(sums)
-
-    @contextlib.contextmanager
-    def call(self, device: int, slot: Slot) -> Iterator[_SlotCall]:
-        """Issue a slot's call on its device, after the device's last call."""
-        self.slot = slot
-        before = [self._last_call[device]] if device in self._last_call else []
-        with tf.device(self.devices[slot.cell]), tf.control_dependencies(before):
-            call = _SlotCall(self, slot)
-            yield call
-        if call.result is not None and not tf.executing_eagerly():
-            self._last_call[device] = call.result.op
-            number = self.share.first_micro_batch + slot.micro_batch
-            in_mini_batch = dataclasses.replace(slot, micro_batch=number)
-            of_all = self._first_device + device
-            if self._progress is not None:
-                self._progress.returned(of_all, in_mini_batch, call.result.op)
-            if self.times is not None:
-                with tf.device(self.devices[slot.cell]):
-                    noted = self.times.returned(of_all, in_mini_batch, call.result.op)
-                self._last_call[device] = noted
-
-    @contextlib.contextmanager
-    def begun(self, slot: Slot, *inputs: Nest) -> Iterator[None]:
-        """Issue the program of a slot in the `with` block, once these inputs are on its device."""
-        if self.times is None or tf.executing_eagerly():
-            yield
-            return
-        device = self._first_device + self.network_pass.table.device_of(slot.cell)
-        noted = self.times.start(device, tf.nest.flatten(inputs))
-        with tf.control_dependencies([noted]):
-            yield
-
-    def cell_inputs(self, k: int, m: int) -> cell_calls.CellInputs:
-        """Return the arguments of all programs of cell k for micro-batch m."""
-        cell, device = self.network_pass.cells[k], self.devices[k]
-        fields = self._cut.fields(device, m)
-        return cell_calls.CellInputs(
-            weights=[self.inputs.variables[path] for path in cell.weights],
-            untrained=[self.inputs.variables[path] for path in cell.untrained],
-            imports={v: fields[v] if v in fields else self.values[m][v] for v in cell.imports},
-            seed=self._cut.seed(device, m),
-            step=self.inputs.step,
-        )
-
-    def backward_inputs(self, k: int, m: int) -> cell_calls.BackwardInputs:
-        """Return what a backward program of cell k is called with in addition to `cell_inputs`."""
-        cell = self.network_pass.cells[k]
-        return cell_calls.BackwardInputs(
-            {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},
-            [self.inputs.loss_factors[loss.name] for loss in cell.losses],
-            self.accumulators[k],
-        )
 
     def weight_gradients(self) -> dict[str, tf.Tensor]:
         """Return every weight's gradient; those of a tied one are summed in its owner's cell."""
@@ -389,20 +638,25 @@ class PassRun:
                 gradients[path] = in_order(totals or [tf.zeros(spec.shape, spec.dtype)])
         return gradients
 
-    def outputs(self) -> PassOutputs:
-        """Sum what the micro-batches collected; without gradients."""
-        micro_batches = range(self.network_pass.num_micro_batches)
+    def collected_sums(self) -> Collected:
+        """Return what the layers collected, summed over micro-batches on each cell's device."""
         total = Collected()
         for k, device in enumerate(self.devices):
-            nests = [self.collected[k, m].as_nest() for m in micro_batches]
+            nests = [self.collected[k, m].as_nest() for m in range(len(self.micro_batches))]
             leaves = zip(*map(tf.nest.flatten, nests), strict=True)
             with tf.device(device):
                 added = [in_order(same) for same in leaves]
             total.update(tf.nest.pack_sequence_as(nests[0], added))
-        leaving, fields = sorted(self.network_pass.mode.leaving), self.inputs.fields
-        made = {v: [self.values[m][v] for m in micro_batches] for v in leaving if v not in fields}
-        outputs = {v: made[v] if v in made else fields.of_version(v) for v in leaving}
-        return PassOutputs(total, outputs, {})
+        return total
+
+    def values_of(self, version: int) -> list[Nest]:
+        """Return the nest of a version that the pass returns, for each micro-batch."""
+        if version in self.fields:
+            return self._cut(version)
+        return [self.values[m][version] for m in range(len(self.micro_batches))]
+
+    def _cut(self, version: int) -> list[Nest]:
+        return self.executor.split(version, self.fields[version], self.sizes)
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
         """Return the gradients of a version's leaves, summed over the cells that read it."""
@@ -412,92 +666,47 @@ class PassRun:
             return [tf.zeros_like(leaf) for leaf in leaves]
         return [in_order(same) for same in zip(*of_readers, strict=True)]
 
+    def _drop(self, micro_batch: int) -> None:
+        """Forget values that no slot reads any more: eager ones need memory."""
+        values = self.values.pop(micro_batch, {})
+        leaving = self.network_pass.mode.leaving & values.keys()
+        if leaving:
+            self.values[micro_batch] = {v: values[v] for v in leaving}
+        self.value_gradients.pop(micro_batch, None)
 
-class _SlotCall:
-    """The call of one slot; one of its methods issues it, if the slot computes anything.
+    @contextlib.contextmanager
+    def _begun(self, slot: Slot, *inputs: Nest) -> Iterator[None]:
+        """Note the time before the call in the `with` block, once these inputs are there."""
+        if self.times is None or tf.executing_eagerly():
+            yield
+            return
+        device = self._first_device + self.network_pass.table.device_of(slot.cell)
+        with tf.control_dependencies([self.times.start(device, tf.nest.flatten(inputs))]):
+            yield
 
-    Attributes:
-        result: a tensor that the call returned, if any.
-    """
+    def _returned(self, device: int, slot: Slot, operation: tf.Operation) -> None:
+        """Note that a slot's call has returned, which is the operation."""
+        self._last_call[device] = operation
+        number = self._first_device + device
+        in_mini_batch = self.in_mini_batch(slot)
+        if self.following is not None:
+            self.following.returned(number, in_mini_batch, operation)
+        if self.times is not None:
+            with tf.device(self.devices[slot.cell]):
+                self._last_call[device] = self.times.returned(number, in_mini_batch, operation)
 
-    def __init__(self, run: PassRun, slot: Slot) -> None:
-        self.result: tf.Tensor | None = None
-        self._run = run
-        self._slot = slot
-        self._key = slot.cell, slot.micro_batch
-        self._cell = run.network_pass.cells[slot.cell]
-        self._programs = run.executor.programs[slot.cell]
+    def in_mini_batch(self, slot: Slot) -> Slot:
+        """Return a slot with the number of its micro-batch in the mini-batch."""
+        return dataclasses.replace(slot, micro_batch=self.micro_batches[slot.micro_batch])
 
-    def train(self) -> None:
-        """Run what the slot computes in training, if anything."""
-        cell, phase, m = self._cell, self._slot.phase, self._slot.micro_batch
-        if phase == "F" and m in cell.fused:
-            self.fused()
-        elif phase == "F" and m in cell.kept:
-            self.kept_forward()
-        elif phase == "F":
-            self.forward()
-        elif phase == "R":
-            if m in cell.early:
-                self.recompute()
-        elif m not in cell.fused and cell.computes(phase):
-            self.backward()
 
-    def forward(self) -> None:
-        """Run the forward program."""
-        inputs = self._run.cell_inputs(*self._key)
-        with self._run.begun(self._slot, inputs.imports):
-            outputs = self._programs.forward(self._cell, inputs)
-        self.store_outputs(outputs)
-
-    def fused(self) -> None:
-        """Run forward and backward as one program."""
-        inputs, upstream = self._run.cell_inputs(*self._key), self._run.backward_inputs(*self._key)
-        with self._run.begun(self._slot, inputs.imports, upstream.exports):
-            outputs, gradients = self._programs.fused(self._cell, inputs, upstream)
-        self.store_outputs(outputs)
-        self._store_gradients(gradients)
-
-    def kept_forward(self) -> None:
-        """Run the forward program that keeps what its backward reads."""
-        inputs = self._run.cell_inputs(*self._key)
-        with self._run.begun(self._slot, inputs.imports):
-            outputs, held = self._programs.keep(self._cell, inputs)
-        self._run.held[self._key] = held
-        self.store_outputs(outputs)
-
-    def recompute(self) -> None:
-        """Run the program that computes again what the backward reads of the forward."""
-        inputs = self._run.cell_inputs(*self._key)
-        with self._run.begun(self._slot, inputs.imports):
-            held = self._programs.recompute(self._cell, inputs)
-        self._run.held[self._key] = held
-        self._note_result(held)
-
-    def backward(self) -> None:
-        """Run a backward, from what is held for it, if anything; otherwise recompute it."""
-        run, phase = self._run, self._slot.phase
-        inputs, upstream = run.cell_inputs(*self._key), run.backward_inputs(*self._key)
-        held = run.held.pop(self._key, None)
-        with run.begun(self._slot, upstream.exports):
-            gradients = self._programs.backward(self._cell, inputs, upstream, phase, held)
-        if phase == "I":
-            run.held[self._key] = gradients.left
-        self._store_gradients(gradients)
-
-    def store_outputs(self, outputs: cell_calls.CellOutputs) -> None:
-        """Store what a forward call returned, for the cells that read it."""
-        for v, value in outputs.exports.items():
-            self._run.values[self._slot.micro_batch][v] = value
-        self._run.collected[self._key] = outputs.collected
-        self._note_result(outputs.as_nest())
-
-    def _store_gradients(self, gradients: cell_calls.CellGradients) -> None:
-        for v, leaves in gradients.imports.items():
-            self._run.value_gradients[self._slot.micro_batch].setdefault(v, []).append(leaves)
-        if gradients.weights:
-            self._run.accumulators[self._slot.cell] = gradients.weights
-        self._note_result((gradients.imports, gradients.weights))
-
-    def _note_result(self, nest: Nest) -> None:
-        self.result = next(iter(tf.nest.flatten(nest)), self.result)
+def read_fields(analysis: network.Analysis, fields: Mapping[str, Nest]) -> dict[int, Nest]:
+    """Return every field that the network has, version → nest, in the dtypes of its specs."""
+    return {
+        version: tf.nest.map_structure(
+            lambda leaf, spec: precision.cast(leaf, spec.dtype),
+            fields[name],
+            analysis.specs[version],
+        )
+        for name, version in analysis.wiring.fields.items()
+    }

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import host_order
 
 KINDS = ("auto", "cpu", "gpu", "tpu")
@@ -127,24 +126,6 @@ def _shared_out(names: Sequence[str], num_devices: int, kind: str) -> list[str]:
     if kind != "cpu":
         there = host_order.first_with_enough(num_devices, there)
     return [queues[n].pop(0) for n in host_order.share_out(num_devices, there)]
-
-
-def refuse_strings(received: Mapping[str, SpecNest]) -> None:
-    """Refuse strings that would be sent to a compiled cell (on TPU cores, every cell is compiled).
-
-    Args:
-        received: name in the stream → nest of `tf.TensorSpec`, for all imports of cells.
-
-    Raises:
-        DeviceError: a cell would receive strings; the text names the first such name.
-    """
-    for name, nest in received.items():
-        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(nest)):
-            raise errors.DeviceError(
-                f"{name!r} holds strings, which a compiled cell cannot receive (on TPU cores, all "
-                "cells are compiled). Convert them to numbers in the input, or use "
-                "placement='cpu' without jit_compile"
-            )
 
 
 def short(name: str) -> str:

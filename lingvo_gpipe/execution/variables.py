@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from lingvo_gpipe import packing, seeds
-from lingvo_gpipe.execution import cell_calls
-from lingvo_gpipe.execution.executor import Executor
+from lingvo_gpipe import network, packing, precision, seeds
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
 
@@ -22,25 +20,28 @@ class PipelineVariables(tf.Module):
     """
 
     def __init__(
-        self, executor: Executor, existing: Mapping[str, packing.Variable] | None = None
+        self,
+        analysis: network.Analysis,
+        device_of: Callable[[str], str],
+        existing: Mapping[str, packing.Variable] | None = None,
     ) -> None:
         """Create the variables, with their initial values.
 
         Args:
-            executor: knows cells and devices.
+            analysis: analysis of the network.
+            device_of: path → device of the variable.
             existing: path → variable that is used as it is, where it lies.
         """
         super().__init__()
-        analysis = executor.analysis
         self._specs = analysis.variables
-        self._device_of = executor.device_of
+        self._device_of = device_of
         existing = existing or {}
         created = packing.create(
             {
                 path: packing.Wanted(
                     spec.shape,
                     spec.dtype,
-                    executor.device_of(path),
+                    device_of(path),
                     kind="statistics" if spec.is_state else "weights",
                     value=functools.partial(
                         spec.initializer,
@@ -64,6 +65,18 @@ class PipelineVariables(tf.Module):
         """Return path → variable, for those whose spec meets a condition."""
         return {path: v for path, v in self.by_path.items() if condition(self._specs[path])}
 
+    def read(self) -> dict[str, tf.Tensor]:
+        """Read every variable once, on its device, in the dtype in which its layer reads it."""
+        return self.in_read_dtypes(packing.read(self.by_path))
+
+    def in_read_dtypes(self, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Return values by path, on their devices, in the dtype in which layers read them."""
+        converted = {}
+        for path, value in values.items():
+            with tf.device(self._device_of(path)):
+                converted[path] = precision.cast(value, self._specs[path].read_dtype)
+        return converted
+
     def read_nested(self, condition: Callable[[base.VariableSpec], bool]) -> dict[str, Nest]:
         """Read the variables whose spec meets a condition, on their devices; nested by layer."""
         tree: dict[str, Nest] = {}
@@ -84,52 +97,40 @@ class PipelineVariables(tf.Module):
             layers: name → layer of the network.
             moments: path of a layer → its moments, summed over an update.
         """
-        statistics = self._statistics()
+        names = self._statistics()
         old = packing.read(
-            {f"{path}/{n}": v for path in moments for n, v in statistics[path].items()}
+            {
+                f"{path}/{name}": self.by_path[f"{path}/{name}"]
+                for path in moments
+                for name in names[path]
+            }
         )
         values = {}
         for path, added in moments.items():
             top, _, rest = path.partition("/")
-            layer, of_layer = layers[top].find(rest), statistics[path]
-            with tf.device(self._device_of(f"{path}/{next(iter(of_layer))}")):
-                read = {name: old[f"{path}/{name}"] for name in of_layer}
-                for name, value in layer.merge_moments(read, added).items():
+            with tf.device(self._device_of(f"{path}/{names[path][0]}")):
+                statistics = {name: old[f"{path}/{name}"] for name in names[path]}
+                for name, value in layers[top].find(rest).merge_moments(statistics, added).items():
                     values[f"{path}/{name}"] = value
         return values
 
     def add_moments(self, one: Mapping[str, Nest], other: Mapping[str, Nest]) -> dict[str, Nest]:
         """Add two mini-batches' moments by the path of the layer, on the layers' devices."""
-        statistics = self._statistics()
+        names = self._statistics()
         added = {}
         for path, moments in one.items():
-            with tf.device(self._device_of(f"{path}/{next(iter(statistics[path]))}")):
+            with tf.device(self._device_of(f"{path}/{names[path][0]}")):
                 added[path] = tf.nest.map_structure(tf.add, moments, other[path])
         return added
 
-    def _statistics(self) -> dict[str, dict[str, packing.Variable]]:
-        """Return path of a layer → name → statistic."""
-        by_layer: dict[str, dict[str, packing.Variable]] = {}
-        for path, variable in self.where(lambda spec: spec.is_state).items():
-            layer_path, _, name = path.rpartition("/")
-            by_layer.setdefault(layer_path, {})[name] = variable
+    def _statistics(self) -> dict[str, list[str]]:
+        """Return path of a layer → names of its statistics."""
+        by_layer: dict[str, list[str]] = {}
+        for path, spec in self._specs.items():
+            if spec.is_state:
+                layer, _, name = path.rpartition("/")
+                by_layer.setdefault(layer, []).append(name)
         return by_layer
-
-
-def read_variables(
-    executor: Executor, by_path: Mapping[str, packing.Variable]
-) -> dict[str, tf.Tensor]:
-    """Read every variable once, on its own device, weights in the compute dtype."""
-    return in_read_dtypes(executor, packing.read(by_path))
-
-
-def in_read_dtypes(executor: Executor, values: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return values of variables by path, on their devices, in the dtype that layers read."""
-    read = {}
-    for path, value in values.items():
-        with tf.device(executor.device_of(path)):
-            read[path] = cell_calls.in_read_dtype(executor.analysis.variables[path], value)
-    return read
 
 
 def flatten(tree: Mapping[str, Nest], prefix: str = "") -> dict[str, tf.Tensor]:

@@ -127,6 +127,8 @@ class Cell:
         """
         if not self.computes(phase):
             return None
+        if phase == "R":
+            return "R" if micro_batch in self.early else None
         if micro_batch in self.fused:
             return "FB"
         if phase == "F":

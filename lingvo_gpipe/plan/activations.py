@@ -64,9 +64,9 @@ def _traced(
             held = measuring.held_for(programs, cell, name, inputs, upstream)
             if name in ("BK", "IK"):
                 num_left["K"] = len(held)
-            results, _ = measuring.call_program(programs, cell, name, inputs, upstream, held)
+            results = programs.run(cell, name, inputs, upstream, held)
             if name in ("I", "IK"):
-                num_left[name] = len(results[1].keys() - held.keys())
+                num_left[name] = len(results.held.keys() - held.keys())
 
     tf.function(call_all, autograph=False).get_concrete_function()
     graphs = programs.graphs

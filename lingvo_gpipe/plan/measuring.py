@@ -19,16 +19,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from lingvo_gpipe import nests, network, seeds
-from lingvo_gpipe.execution import cell_calls, cell_programs, outer_function, placement
+from lingvo_gpipe import nests, network, precision, seeds
+from lingvo_gpipe.execution import outer_function, placement
+from lingvo_gpipe.execution.cell_programs import BackwardInputs, CellInputs, CellPrograms
 from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.schedule.slot import Phase
 
 Clock: TypeAlias = Callable[[], float]
 _Call: TypeAlias = Callable[[Nest, Nest], tuple[Nest, Nest]]
@@ -168,7 +168,7 @@ class CellRunner:
             cell: one of its cells.
         """
         self._cell = cell
-        self._programs = cell_programs.CellPrograms(cell.index, analysis, layers, cell.compiled)
+        self._programs = CellPrograms(cell.index, analysis, layers, cell.compiled)
         self._inputs, self._upstream = values(analysis, cell)
 
     def seconds(self, name: str, watch: Stopwatch) -> float:
@@ -183,15 +183,14 @@ class CellRunner:
         def call(arguments: Nest, own: Nest) -> tuple[Nest, Nest]:
             inputs, upstream, held = arguments
             weights, untrained, sums = own
-            results, added = call_program(
-                self._programs,
+            results = self._programs.run(
                 self._cell,
                 name,
                 inputs._replace(weights=weights, untrained=untrained),
                 upstream._replace(accumulators=sums),
                 held,
             )
-            return results, (weights, untrained, added or sums)
+            return results.as_nest(), (weights, untrained, results.weights or sums)
 
         inputs, upstream = self._inputs, self._upstream
         arguments = (
@@ -203,15 +202,14 @@ class CellRunner:
         return watch.median_s(call, arguments, own)
 
 
-def call_program(
-    programs: cell_programs.CellPrograms,
+def held_for(
+    programs: CellPrograms,
     cell: network.Cell,
     name: str,
-    inputs: cell_calls.CellInputs,
-    upstream: cell_calls.BackwardInputs,
-    held: Held,
-) -> tuple[Nest, list[tf.Tensor]]:
-    """Call a program of a cell.
+    inputs: CellInputs,
+    upstream: BackwardInputs,
+) -> Held:
+    """Return what the programs before this one leave for it.
 
     Args:
         programs: programs of the cell.
@@ -219,51 +217,20 @@ def call_program(
         name: see `network.Cell.program`.
         inputs: arguments of every program.
         upstream: those that only backward programs read.
-        held: what `held_for` returns.
-
-    Returns:
-        Its results, and the sums of gradients of weights, if it adds to them.
     """
-    if name == "F":
-        return programs.forward(cell, inputs).as_nest(), []
-    if name == "K":
-        outputs, residuals = programs.keep(cell, inputs)
-        return (outputs.as_nest(), residuals), []
-    if name == "R":
-        return programs.recompute(cell, inputs), []
-    if name == "FB":
-        outputs, gradients = programs.fused(cell, inputs, upstream)
-        return (outputs.as_nest(), gradients.imports), gradients.weights
-    phase = cast(Phase, name[0])
-    recomputes = name in ("B", "I")
-    gradients = programs.backward(cell, inputs, upstream, phase, None if recomputes else held)
-    return (gradients.imports, gradients.left), gradients.weights
+    before = {"BK": "K", "IK": "K", "W": "I"}.get(name)
+    return programs.run(cell, before, inputs, upstream).held if before else {}
 
 
-def held_for(
-    programs: cell_programs.CellPrograms,
-    cell: network.Cell,
-    name: str,
-    inputs: cell_calls.CellInputs,
-    upstream: cell_calls.BackwardInputs,
-) -> Held:
-    """Return what programs before this one have left for it; see `call_program`."""
-    if name in ("BK", "IK"):
-        return programs.keep(cell, inputs)[1]
-    return programs.backward(cell, inputs, upstream, "I").left if name == "W" else {}
-
-
-def values(
-    analysis: network.Analysis, cell: network.Cell
-) -> tuple[cell_calls.CellInputs, cell_calls.BackwardInputs]:
+def values(analysis: network.Analysis, cell: network.Cell) -> tuple[CellInputs, BackwardInputs]:
     """Return values that a cell's programs can be called with: initial weights, random imports."""
 
     def variable(path: str) -> tf.Tensor:
         spec = analysis.variables[path]
         value = spec.initializer(spec.shape, spec.dtype, seeds.variable_seed(0, path))
-        return cell_calls.in_read_dtype(spec, value)
+        return precision.cast(value, spec.read_dtype)
 
-    inputs = cell_calls.CellInputs(
+    inputs = CellInputs(
         weights=[variable(path) for path in cell.weights],
         untrained=[variable(path) for path in cell.untrained],
         imports={v: tf.nest.map_structure(_value, analysis.specs[v]) for v in cell.imports},
@@ -271,7 +238,7 @@ def values(
         step=tf.zeros([], tf.int64),
     )
     weights = (analysis.variables[path] for path in cell.weights)
-    upstream = cell_calls.BackwardInputs(
+    upstream = BackwardInputs(
         exports={
             v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
             for v in cell.exports_with_gradient

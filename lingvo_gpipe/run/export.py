@@ -24,7 +24,8 @@ from absl import logging
 from tensorflow.types.experimental import ConcreteFunction
 
 from lingvo_gpipe import errors, network, seeds, task
-from lingvo_gpipe.execution import cell_calls, cell_programs, mini_batch
+from lingvo_gpipe.execution import cell_programs
+from lingvo_gpipe.execution.executor import read_fields
 from lingvo_gpipe.input import Batch
 from lingvo_gpipe.input.serving import Function, Program, ServedNetwork, Serving
 from lingvo_gpipe.layers import base
@@ -315,10 +316,10 @@ class InferenceNetwork:
         """Run the network in inference."""
         wiring, params = self.analysis.wiring, self._served.params
         (cell,) = self.analysis.evaluation_pass(1, outputs=True).cells
-        imports = mini_batch.read_fields(self.analysis, fields)
+        imports = read_fields(self.analysis, fields)
         values, _ = self._programs.compute(
             cell,
-            cell_calls.CellInputs(
+            cell_programs.CellInputs(
                 weights=[tf.convert_to_tensor(self.by_path[path]) for path in cell.weights],
                 untrained=[tf.convert_to_tensor(self.by_path[path]) for path in cell.untrained],
                 imports=imports,

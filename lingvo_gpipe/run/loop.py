@@ -36,7 +36,7 @@ from lingvo_gpipe import errors, task
 from lingvo_gpipe.callbacks import RunModel, RunOptimizer
 from lingvo_gpipe.cluster import connection
 from lingvo_gpipe.console import progress
-from lingvo_gpipe.execution.monitoring import stalls
+from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.plan import auto, describe
@@ -183,14 +183,20 @@ class _Training:
         # Updates between two evaluations, or two checkpoints: an epoch, for callbacks.
         self._epoch_steps = params.eval.interval_steps or params.train.save_interval_steps
         self._callbacks = self._listed_callbacks()
-        self._watchdog = stalls.watchdog_of(
-            pipe.executor,
-            params.train.stall_after_s,
-            self.state.checkpoints.directory,
-            options.report,
-            ends=params.train.end_at_stall,
-            over_workers=connection.current() is not None,
-        )
+        self._watchdog = self._new_watchdog()
+
+    def _new_watchdog(self) -> monitoring.Watchdog:
+        """Return what reports work that does not end; over workers, it also ends the process."""
+        stall_after_s, report = self._params.train.stall_after_s, self._options.report
+        if not stall_after_s:
+            return monitoring.Watchdog(0.0, list, report)
+        over_workers = connection.current() is not None
+        end = None
+        if over_workers or self._params.train.end_at_stall:
+            folder = self.state.checkpoints.directory
+            end = monitoring.exit_at_stall(folder, report, over_workers=over_workers)
+        describe = self._pipe.executor.follow_progress().lines
+        return monitoring.Watchdog(stall_after_s, describe, report, end)
 
     def _listed_callbacks(self) -> keras.callbacks.Callback | None:
         """Return the run's callbacks as one; None: it has none."""
@@ -288,7 +294,7 @@ class _Training:
                     )
             input_s = time.perf_counter() - begun
             if step == self._first_step:
-                with self._pipe.executor.beside_input():
+                with self._pipe.executor.on_input_device():
                     pictures = self._input.pictures(dict(batches[0]))
                 for name, images in pictures.items():
                     writers.train.images(step, name, images)
@@ -310,7 +316,7 @@ class _Training:
             if self._recorder is None
             else self._recorder.watching(step + 1)
         )
-        with self._watchdog.watching(f"step {step}", "step"), recorded:
+        with self._watchdog.watching(f"step {step}"), recorded:
             result = learner.update(batches)
             finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
         self.state.position.assign_add(len(batches))
@@ -401,7 +407,7 @@ class _Training:
                 groups=self._learner.groups,
                 metrics=params.metrics,
                 should_stop=options.should_stop,
-                watch=lambda batches: self._watchdog.each(batches, name, "evaluation"),
+                watch=lambda batches: self._watchdog.each(batches, name),
                 examples=Examples(self._pipe, self._input, params.examples),
             )
             if evaluated is None:

@@ -89,7 +89,7 @@ def test_a_pack_has_one_device_dtype_kind_and_a_limit(monkeypatch: pytest.Monkey
     assert sorted(groups.values()) == [
         ["a", "b"], ["c", "d"], ["device"], ["dtype"], ["full"], ["kind"], ["large"], ["trainable"]
     ]  # fmt: skip
-    parts = {key for key, variable in made.items() if isinstance(variable, packing.Part)}
+    parts = {key for key, variable in made.items() if isinstance(variable, packing.PackedVariable)}
     assert parts == {"a", "b", "c", "d"}
 
 

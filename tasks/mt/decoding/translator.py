@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, task
-from lingvo_gpipe.execution import outer_function, variables
+from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.run import log_directory, restoring
 from lingvo_gpipe.schedule.table import forward_table
 from lingvo_gpipe.tasks.mt.decoding import incremental, search
@@ -304,7 +304,7 @@ class Translator:
 
     def _read_weights(self) -> list[tuple[list[LayerThetas], list[LayerThetas]]]:
         """Read the weights; return, for each replica and cell, those for begin and extend."""
-        weights = variables.read_variables(self._pipe.executor, self._pipe.by_path)
+        weights = self._pipe.executor.variables.read()
         of_replicas = []
         for devices in self._devices:
             begins, extends = [], []

@@ -293,14 +293,14 @@ def test_values_are_dropped_when_no_slot_reads_them_any_more(
     """A step that failed is run again slot by slot; that must not need more memory than it had."""
     pipe, batch = pipeline(FAULTS["label"], 2, "1f1b").instantiate(), mini_batch(FAULTS["forward"])
     pipe.build(batch)
-    runs: list[executor.PassRun] = []
-    begin = executor.Executor.runs
+    runs: list[executor.ReplicaPass] = []
+    begin = executor.Executor.training_passes
 
-    def noted(self: executor.Executor, shares: Any) -> list[executor.PassRun]:
-        runs.extend(begin(self, shares))
+    def noted(self: executor.Executor, fields: Any) -> list[executor.ReplicaPass]:
+        runs.extend(begin(self, fields))
         return runs
 
-    monkeypatch.setattr(executor.Executor, "runs", noted)
+    monkeypatch.setattr(executor.Executor, "training_passes", noted)
     pipe.explain(tf.errors.UnavailableError(None, None, "lost"), batch)
     assert len(runs) == 1
     assert (runs[0].values, runs[0].value_gradients, runs[0].held) == ({}, {}, {})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.execution import executor, nonfinite
+from lingvo_gpipe.execution import executor
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -68,14 +68,14 @@ def test_first_nonfinite_finds_nothing_in_sound_values() -> None:
 
 
 def test_values_of_one_micro_batch_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[executor.PassRun] = []
+    runs: list[executor.ReplicaPass] = []
+    true = executor.ReplicaPass.__post_init__
 
-    class Kept(executor.PassRun):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            runs.append(self)
+    def kept(self: executor.ReplicaPass) -> None:
+        true(self)
+        runs.append(self)
 
-    monkeypatch.setattr(nonfinite, "PassRun", Kept)
+    monkeypatch.setattr(executor.ReplicaPass, "__post_init__", kept)
     assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
     assert [set(run.values) for run in runs] == [{3}]
 

@@ -192,18 +192,6 @@ def test_a_run_uses_the_hosts_that_its_plan_shows(num_workers: int, there: int) 
         assert placement.workers(cpus.devices) == hosts.parse(f"{num_workers}").place(wanted)
 
 
-def test_strings_are_refused_by_compiled_cells() -> None:
-    numbers = {"x": tf.TensorSpec([2]), "deep": {"ids": (tf.TensorSpec([2], tf.int32),)}}
-    placement.refuse_strings(numbers)
-    with pytest.raises(errors.DeviceError) as error:
-        placement.refuse_strings({**numbers, "text": {"raw": [tf.TensorSpec([2], tf.string)]}})
-    assert str(error.value) == (
-        "'text' holds strings, which a compiled cell cannot receive (on TPU cores, all cells are "
-        "compiled). Convert them to numbers in the input, or use placement='cpu' without "
-        "jit_compile"
-    )
-
-
 def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process in which TensorFlow is not initialised: the number can still change."""
     asked: list[Any] = []

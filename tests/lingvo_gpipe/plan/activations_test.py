@@ -70,7 +70,7 @@ def test_a_backward_holds_what_is_requested_from_the_allocator(name: str) -> Non
     given, upstream = measuring.values(analysis, cell)
 
     def backward() -> Any:
-        return programs.backward(cell, given, upstream)
+        return programs.run(cell, "B", given, upstream).as_nest()
 
     (traced,) = activations.traced(analysis)
     assert not traced.is_estimate

@@ -116,14 +116,14 @@ def test_layers_run_on_as_many_devices_at_once_as_cells_on_cores(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, int], count: int
 ) -> None:
     called: list[str] = []
-    forward = cell_programs.CellPrograms.forward
+    run = cell_programs.CellPrograms.run
 
     def noted(self: Any, *args: Any) -> Any:
-        outputs = forward(self, *args)
+        outputs = run(self, *args)
         called.append(tf.nest.flatten(outputs.as_nest())[0].device)
         return outputs
 
-    monkeypatch.setattr(cell_programs.CellPrograms, "forward", noted)
+    monkeypatch.setattr(cell_programs.CellPrograms, "run", noted)
     monkeypatch.setattr(placement, "num_cores", lambda: 2)
     own = [layers.Dense.Params(units=3, trainable=False) for _ in range(3)]
     params = pipe(*own, num_micro_batches=3, **fields)

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
-from lingvo_gpipe.execution.monitoring import stamps
+from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import checkpoints, loop, profiles
 from lingvo_gpipe.run.profiles import Profiles
@@ -128,10 +128,10 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second device's clock is three seconds ahead, and that of the first is right."""
-    ahead_s, read = 3.0, stamps.Stamps.read
+    ahead_s, read = 3.0, monitoring.Stamps.read
     workers = {0: "/device:CPU:0", 1: "/device:CPU:1"}
     monkeypatch.setattr(
-        stamps.Stamps,
+        monitoring.Stamps,
         "read",
         lambda self: [span.later(ahead_s * span.device) for span in read(self)],
     )

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import layers
 from lingvo_gpipe.cluster import chief_supervisor, connection
-from lingvo_gpipe.execution.monitoring import stalls, watchdog
+from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -79,7 +79,7 @@ def test_work_that_does_not_end_is_reported_less_and_less_often() -> None:
         times.append(time.monotonic())
         return ["why", "more"]
 
-    dog = watchdog.Watchdog(0.2, describe, lines.append)
+    dog = monitoring.Watchdog(0.2, describe, lines.append)
     with dog, dog.watching("step 7"):
         begun = time.monotonic()
         assert len(reported(lines, 4)) == 4
@@ -91,7 +91,7 @@ def test_work_that_does_not_end_is_reported_less_and_less_often() -> None:
 
 def test_work_that_ends_in_time_is_not_reported() -> None:
     lines: list[str] = []
-    dog = watchdog.Watchdog(0.8, lambda: ["why"], lines.append)
+    dog = monitoring.Watchdog(0.8, lambda: ["why"], lines.append)
 
     def items() -> Iterator[int]:
         for item in range(20):
@@ -107,31 +107,13 @@ def test_work_that_ends_in_time_is_not_reported() -> None:
     assert lines == []
 
 
-def test_work_of_a_kind_is_limited_by_what_was_done_before() -> None:
-    lines: list[str] = []
-    dog = watchdog.Watchdog(20.0, lambda: ["why"], lines.append, shortest_s=0.2)
-    with dog:
-        with dog.watching("step 0", "step"):  # builds the graph
-            time.sleep(0.4)
-        with dog.watching("reading"):  # of no kind
-            time.sleep(0.4)
-        with dog.watching("step 1", "step"):  # less than TIMES_LONGEST as long
-            time.sleep(0.5)
-        assert list(dog.each([1], "batch 0", "evaluation")) == [1]
-        assert lines == []
-        for item in dog.each([1, 2], "batch 1", "evaluation"):
-            if item == 2:
-                assert len(reported(lines, 1)) == 1
-    assert re.match("batch 1 has taken [0-2] s: why", lines[0])
-
-
 def test_a_device_that_cannot_be_read_is_reported() -> None:
     lines: list[str] = []
 
     def describe() -> list[str]:
         raise tf.errors.UnavailableError(None, None, "the worker is gone\nmore")
 
-    dog = watchdog.Watchdog(0.1, describe, lines.append)
+    dog = monitoring.Watchdog(0.1, describe, lines.append)
     with dog, dog.watching("step 7"):
         assert len(reported(lines, 1)) == 1
     why = "what its devices do is unknown: one cannot be read (the worker is gone)"
@@ -139,7 +121,7 @@ def test_a_device_that_cannot_be_read_is_reported() -> None:
 
 
 def test_devices_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_DESCRIBED_WITHIN_S", 0.1)
+    monkeypatch.setattr(monitoring, "_DESCRIBED_WITHIN_S", 0.1)
     lines: list[str] = []
     ended = threading.Event()
     never = threading.Event()
@@ -148,7 +130,7 @@ def test_devices_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.Monke
         never.wait(20.0)
         return ["late"]
 
-    dog = watchdog.Watchdog(0.1, describe, lines.append, ended.set)
+    dog = monitoring.Watchdog(0.1, describe, lines.append, ended.set)
     with dog, dog.watching("step 7"):
         assert ended.wait(10.0)
     never.set()
@@ -209,7 +191,7 @@ def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.Monke
             RELEASED.set()
 
     loop.run(params, tmp_path, report=report)
-    assert codes[0] == stalls.EXIT_CODE
+    assert codes[0] == monitoring.EXIT_CODE
     assert f"continues it from {tmp_path / 'checkpoints'}" in next(
         line for line in lines if line.startswith("the run is ended")
     )
@@ -236,5 +218,5 @@ def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
             RELEASED.set()
 
     loop.run(with_stuck_layer(stall_after_s=0.4), tmp_path, report=report)
-    assert codes[0] == stalls.EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
+    assert codes[0] == monitoring.EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
     assert f"the chief ends, to be started again from {tmp_path / 'checkpoints'}" in lines

@@ -102,7 +102,7 @@ def test_parts_of_a_pack_have_the_values_of_its_moment(
         for key in ("one", "two")
     }
     held = packing.create(wanted)
-    assert isinstance(held["one"], packing.Part)
+    assert isinstance(held["one"], packing.PackedVariable)
     prefix = checkpoints.Checkpoints(str(tmp_path), held, thread=gate).save(1)
     held["two"].assign(np.zeros([3, 5]))
     gate.open()
@@ -209,7 +209,7 @@ def packed() -> dict[str, Any]:
 @pytest.mark.usefixtures("several_processes")
 def test_each_process_writes_a_file_by_one_graph(tmp_path: pathlib.Path, gate: Gate) -> None:
     held = packed()
-    assert sum(isinstance(one, packing.Part) for one in held.values()) == 9
+    assert sum(isinstance(one, packing.PackedVariable) for one in held.values()) == 9
     saver = checkpoints.Checkpoints(str(tmp_path), held, "text", thread=gate)
     gate.open()
     for step in (1, 2, 3):

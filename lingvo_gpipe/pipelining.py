@@ -395,7 +395,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             raise diagnosis.explain(self.executor, batch, error, training=training) from error
 
     def _compute(self, training: bool, outputs: bool, batch: MiniBatch) -> tuple[Nest, ...]:
-        """Return the fields of a `Result` that are tensors; a function would make all of them so."""
+        """Return the fields of a `Result` that are tensors: all results of a function are."""
         run = self.executor.train if training else self.executor.evaluate
         return run(batch, outputs=outputs)[:-1]
 

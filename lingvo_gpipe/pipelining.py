@@ -8,7 +8,7 @@ layer under the caller's own `tf.GradientTape`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -93,7 +93,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             )
             devices = tuple(devices[place] for place in order.places)
         compiled = [cell.compiled or where.compile_all for cell in analysis.cells]
-        _refuse_strings(analysis, compiled)
         self._executor = Executor(
             analysis,
             self.layers,
@@ -137,11 +136,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
     def weights(self) -> dict[str, packing.Variable]:
         """Path → weight that is trained."""
         return self.executor.variables.where(lambda spec: spec.is_trained)
-
-    @property
-    def frozen_weights(self) -> dict[str, packing.Variable]:
-        """Path → weight that is not trained."""
-        return self.executor.variables.where(lambda spec: not spec.trainable and not spec.is_state)
 
     @property
     def state(self) -> dict[str, packing.Variable]:
@@ -401,17 +395,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
 
 def _step(step: int | tf.Tensor) -> tf.Tensor:
-    """Return the number of an update as the int64 scalar that programs take.
-
-    Raises:
-        InputError: it is not an integer.
-    """
-    number = tf.convert_to_tensor(step, dtype_hint=tf.int64)
-    if not number.dtype.is_integer:
-        raise errors.InputError(
-            f"step={step!r} is not a whole number. Give the number of the update, from 0 on"
-        )
-    return tf.cast(number, tf.int64)
+    """Return the number of an update as the int64 scalar that programs take."""
+    return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
 
 
 def _names(collected: Collected) -> set[str]:
@@ -421,19 +406,3 @@ def _names(collected: Collected) -> set[str]:
         | {f"the metric {name!r}" for name in collected.sums}
         | {f"moments of {path!r}" for path in collected.moments}
     )
-
-
-def _refuse_strings(analysis: network.Analysis, compiled: Sequence[bool]) -> None:
-    """Refuse strings that a cell which XLA compiles would read (on TPU cores, every cell).
-
-    Raises:
-        DeviceError: naming the first such name.
-    """
-    for cell, jit in zip(analysis.cells, compiled, strict=True):
-        for v in cell.imports if jit else ():
-            if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(analysis.specs[v])):
-                raise errors.DeviceError(
-                    f"{analysis.wiring.versions[v].name!r} holds strings, which a compiled cell "
-                    "cannot receive (on TPU cores, all cells are compiled). Convert them to "
-                    "numbers in the input, or use placement='cpu' without jit_compile"
-                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from benchmarks.accelerator.question import Answers, Setting, attempt
-from tests.lingvo_gpipe.execution import nonfinite_test
+from tests.lingvo_gpipe.execution import diagnosis_test
 from tests.networks import pipelines
 
 
@@ -14,7 +14,7 @@ def answers(setting: Setting) -> Answers:
     setting.devices(3, memory_mib=2048)
     batch = pipelines.batch()
     yield "nowhere", attempt(pipelines.three().first_nonfinite, batch)
-    spoiled = pipelines.mlp(nonfinite_test.Poison.Params(name="spoiled"))
+    spoiled = pipelines.mlp(diagnosis_test.Poison.Params(name="spoiled"))
     pipe = pipelines.three(layers=spoiled, cuts=None)
     yield "layer spoiled, micro-batch 0", attempt(pipe.first_nonfinite, batch)
     infinite = tf.constant([float("inf")], batch["target"].dtype)

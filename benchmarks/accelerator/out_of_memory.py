@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.accelerator.question import Answers, Setting, attempt
-from tests.lingvo_gpipe.execution import failures_test
+from tests.lingvo_gpipe.execution import diagnosis_test
 
 
 def answers(setting: Setting) -> Answers:
     """Yield the line for a second cell that asks for 14.6 TiB, which a test looks at."""
     setting.devices(2, memory_mib=2048)
-    error = attempt(failures_test.lack_of_memory, "learner")
+    error = attempt(diagnosis_test.lack_of_memory, "learner")
     yield "line", error if isinstance(error, dict) else str(error)

@@ -7,7 +7,6 @@ by rounding alone. Both are found in traced graphs, in layers of any origin; not
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
@@ -33,32 +32,20 @@ def reason(analysis: network.Analysis) -> str | None:
         The name of the first such layer, and what it does, such as `drop draws random numbers for
         each micro-batch`.
     """
-    inside: dict[str, set[str]] = {}  # layer of the network → paths of frozen layers below it
-    for path in analysis.frozen_layers:
-        name, _, rest = path.partition("/")
-        inside.setdefault(name, set()).add(rest)
-    alike: dict[type[base.Layer.Params], _Known] = {}
+    alike: dict[type[base.Layer.Params], tuple[base.Layer.Params, list[SpecNest], set[str]]] = {}
+    frozen_layers = [path.partition("/") for path in analysis.frozen_layers]
     for info in analysis.layers:
         unnamed = info.params.copy()
         unnamed.name = ""
         inputs = [analysis.specs[v] for v in analysis.wiring.reads[info.index]]
-        known = _Known(unnamed, inputs, frozenset(inside.get(info.name, ())))
-        if alike.get(type(unnamed)) == known:
+        frozen = {below for name, _, below in frozen_layers if name == info.name}
+        if alike.get(type(unnamed)) == (unnamed, inputs, frozen):
             continue
         found = _reason(analysis, info, inputs)
         if found is not None:
             return f"{info.name} {found}"
-        alike[type(unnamed)] = known
+        alike[type(unnamed)] = unnamed, inputs, frozen
     return None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Known:
-    """What the last layer of a class has, of which nothing depends on the micro-batches."""
-
-    unnamed: base.Layer.Params
-    inputs: list[SpecNest]
-    frozen: frozenset[str]
 
 
 def _reason(

@@ -43,7 +43,7 @@ class Progress:
     def __init__(self, devices: Sequence[str]) -> None:
         """Make it; see the class."""
         self.devices = tuple(devices)
-        self._passes: list[list[list[Slot]]] = []
+        self._passes: list[PassProgress] = []
         self._counters = []
         for name in self.devices:
             with tf.device(packing.host(name)):
@@ -53,9 +53,8 @@ class Progress:
 
     def new_pass(self) -> PassProgress:
         """Return what follows a pass that is being traced."""
-        slots: list[list[Slot]] = [[] for _ in self.devices]
-        self._passes.append(slots)
-        return PassProgress(len(self._passes) - 1, slots, self._counters)
+        self._passes.append(PassProgress(len(self._passes), self._counters))
+        return self._passes[-1]
 
     def read(self) -> list[DeviceState] | None:
         """Return what each device does; None where no pass has begun."""
@@ -65,12 +64,12 @@ class Progress:
         running = [
             number
             for device, (number, count) in enumerate(counts)
-            if count < len(self._passes[number][device])
+            if count < len(self._passes[number].slots[device])
         ]
         # Devices begin a pass at once: one that is done with another pass has not begun this one.
         current = running[0] if running else counts[0][0]
         done = [count if number == current or not running else 0 for number, count in counts]
-        return states(self._passes[current], done)
+        return states(self._passes[current].slots, done)
 
     def lines(self) -> list[str]:
         """Return what the devices do: first the slot that the others wait for."""
@@ -87,11 +86,9 @@ class Progress:
 class PassProgress:
     """Writes the progress of one pass; see `Progress`."""
 
-    def __init__(
-        self, number: int, slots: list[list[Slot]], counters: Sequence[tf.Variable]
-    ) -> None:
+    def __init__(self, number: int, counters: Sequence[tf.Variable]) -> None:
+        self.slots: list[list[Slot]] = [[] for _ in counters]  # with calls, for each device
         self._number = number
-        self._slots = slots
         self._counters = counters
         self._last: dict[int, tf.Operation] = {}
 
@@ -101,14 +98,14 @@ class PassProgress:
 
     def returned(self, device: int, slot: Slot, operation: tf.Operation) -> None:
         """Note that the call of a slot has returned, which is the operation."""
-        self._slots[device].append(slot)
+        self.slots[device].append(slot)
         with tf.control_dependencies([operation, self._last[device]]):
             self._assign(device)
 
     def _assign(self, device: int) -> tf.Operation:
         counter = self._counters[device]
         with tf.device(counter.device):
-            value = tf.constant([self._number, len(self._slots[device])], tf.int64)
+            value = tf.constant([self._number, len(self.slots[device])], tf.int64)
             self._last[device] = counter.assign(value, read_value=False)
         return self._last[device]
 
@@ -129,7 +126,7 @@ class Stamps:
         Args:
             devices: name of each device of the table, replica after replica.
         """
-        self._passes: list[list[list[Slot]]] = []
+        self._passes: list[PassStamps] = []
         self.hosts = tuple(map(packing.host, devices))
         self._times = []
         for host in self.hosts:
@@ -146,16 +143,15 @@ class Stamps:
 
     def new_pass(self) -> PassStamps:
         """Return what notes the times of a pass that is being traced."""
-        slots: list[list[Slot]] = [[] for _ in self._times]
-        self._passes.append(slots)
-        return PassStamps(len(self._passes) - 1, slots, self._times)
+        self._passes.append(PassStamps(len(self._passes), self._times))
+        return self._passes[-1]
 
     def read(self) -> list[simulate.Span]:
         """Return when each slot of the last pass ran, device after device; empty: none has run."""
         spans = []
         for device, variable in enumerate(self._times):
             (number, _), *times = variable.numpy().tolist()
-            slots = [] if number == _NONE else self._passes[int(number)][device]
+            slots = [] if number == _NONE else self._passes[int(number)].slots[device]
             for slot, (start_s, end_s) in zip(slots, times, strict=True):
                 spans.append(simulate.Span(device, slot, start_s, end_s))
         return spans
@@ -164,9 +160,9 @@ class Stamps:
 class PassStamps:
     """Notes the times of one pass; see `Stamps`."""
 
-    def __init__(self, number: int, slots: list[list[Slot]], times: Sequence[tf.Variable]) -> None:
+    def __init__(self, number: int, times: Sequence[tf.Variable]) -> None:
+        self.slots: list[list[Slot]] = [[] for _ in times]  # with calls, for each device
         self._number = number
-        self._slots = slots
         self._times = times
         self._values: list[list[tf.Tensor]] = [[] for _ in times]
         self._begun: dict[int, tf.Tensor] = {}
@@ -186,7 +182,7 @@ class PassStamps:
         with tf.control_dependencies([operation]):
             end = _now()
         self._values[device] += [self._begun[device], end]
-        self._slots[device].append(slot)
+        self.slots[device].append(slot)
         return end.op
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What a user reads when a step fails: layer, micro-batch, and field, row and value at fault."""
+"""What a user reads when a step fails or a value is not finite: layer, micro-batch, field, row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from lingvo_gpipe.execution import executor
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import learner
+from tests.networks import pipelines
 
 SCHEDULES = ("gpipe", "1f1b", "split")
 SPLIT_TABLES = {
@@ -198,20 +200,6 @@ def test_a_value_out_of_range_is_named_where_it_is_looked_for_only_after_the_err
     check(fault, k, "1f1b", "value_and_gradients", check_values=False)
 
 
-def test_a_label_of_weight_zero_may_be_anything() -> None:
-    head = layers.Softmax.Params(name="head", classes=3, reads=("x", "label", "weight"))
-    pipe = pipelining.PipeliningLayer.Params(layers=[head]).instantiate()
-    batch = {
-        "x": tf.ones([4, 2]),
-        "label": tf.constant([0, 99, 2, -7]),
-        "weight": tf.constant([1.0, 0.0, 1.0, 0.0]),
-    }
-    assert float(pipe.value_and_gradients(batch).loss) > 0
-    batch["weight"] = tf.ones([4])
-    with pytest.raises(errors.InputError, match=r"row 1: 99 \(and 1 more\), but layer head"):
-        pipe.value_and_gradients(batch)
-
-
 class Huge(layers.Layer):
     """x → x; needs a tensor of 14.6 TiB, whose size is not known while tracing."""
 
@@ -256,8 +244,12 @@ def test_a_lack_of_memory_is_one_line(path: str) -> None:
     assert str(lack_of_memory(path)).endswith("--mode=plan shows what each device needs")
 
 
-def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_message() -> None:
-    pipe, batch = pipeline(FAULTS["label"], 2, "gpipe").instantiate(), mini_batch(FAULTS["forward"])
+@pytest.mark.parametrize(("num_replicas", "device"), [(1, "device 1"), (2, "a device")])
+def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_message(
+    num_replicas: int, device: str
+) -> None:
+    params = pipeline(FAULTS["label"], 2, "gpipe", num_replicas=num_replicas)
+    pipe, batch = params.instantiate(), mini_batch(FAULTS["forward"])
     pipe.build(batch)
     error = tf.errors.ResourceExhaustedError(
         None,
@@ -268,23 +260,8 @@ def test_a_lack_of_memory_that_no_slot_has_alone_names_the_layer_of_tensorflows_
     explained = pipe.explain(error, batch)
     assert isinstance(explained, errors.StepError)
     assert str(explained).startswith(
-        "layer second: out of memory on device 1, for a tensor float [1024,1024] of 4.00 MiB. "
+        f"layer second: out of memory on {device}, for a tensor float [1024,1024] of 4.00 MiB. "
     )
-
-
-def test_a_lack_of_memory_of_one_of_several_replicas_names_no_device() -> None:
-    params = pipeline(FAULTS["label"], 2, "gpipe", num_replicas=2)
-    pipe, batch = params.instantiate(), mini_batch(FAULTS["forward"])
-    pipe.build(batch)
-    error = tf.errors.ResourceExhaustedError(
-        None,
-        None,
-        "OOM when allocating tensor with shape[8] and type float on /device:GPU:3\n"
-        "\t [[{{node second/MatMul}}]]",
-    )
-    explained = pipe.explain(error, batch)
-    assert isinstance(explained, errors.StepError)
-    assert str(explained).startswith("layer second: out of memory on a device, for a tensor ")
 
 
 def test_values_are_dropped_when_no_slot_reads_them_any_more(
@@ -431,3 +408,77 @@ def test_cells_that_have_not_started_do_not_start_after_an_error(
             run(batch)
     # One or two beside the error, then as many to find its cause.
     assert Counted.calls < 10
+
+
+# --- values that are not finite --------------------------------------------------------------------
+
+
+class Poison(layers.Layer):
+    """x → x; makes a value of the forward, or only the gradient, not finite."""
+
+    class Params(layers.Layer.Params):
+        where: Literal["forward", "gradient"] = hyperparams.field("forward", "Which pass.")
+
+        def _meta(self, *inputs: SpecNest) -> layers.Meta:
+            return layers.Meta(inputs[0])
+
+    params: Params
+
+    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
+        del theta, ctx
+        # log 0 is -inf; √0 is 0, its derivative times 0 is NaN.
+        zero = inputs * 0
+        return inputs + (tf.math.log(zero) if self.params.where == "forward" else tf.sqrt(zero))
+
+
+def test_first_nonfinite_names_the_layer_in_the_middle() -> None:
+    own = pipelines.three(layers=pipelines.mlp(Poison.Params(name="spoiled")), cuts=None)
+    assert own.first_nonfinite(pipelines.batch()) == "layer spoiled, output x, micro-batch 0"
+
+
+def test_first_nonfinite_names_the_field_and_micro_batch() -> None:
+    fields = pipelines.batch()
+    fields["target"] = tf.tensor_scatter_nd_update(fields["target"], [[5, 1]], [np.inf])
+    found = pipelines.three().first_nonfinite(fields)
+    assert found == "field target of the mini-batch, micro-batch 2"
+
+
+def test_first_nonfinite_names_the_layer_whose_gradient_it_is() -> None:
+    own = pipelines.three(
+        layers=pipelines.mlp(Poison.Params(name="spoiled", where="gradient")), cuts=None
+    )
+    assert np.isfinite(own.value_and_gradients(pipelines.batch()).loss)
+    found = own.first_nonfinite(pipelines.batch())
+    assert found.startswith("layer d2, gradient of d2/")  # the nearest weights before it
+
+
+def test_first_nonfinite_names_a_weight() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+    kernel = own.by_path["d3/kernel"]
+    kernel.assign(tf.tensor_scatter_nd_update(kernel, [[0, 0]], [np.nan]))
+    assert own.first_nonfinite(pipelines.batch()) == "layer d3, variable d3/kernel"
+
+
+def test_first_nonfinite_finds_nothing_in_sound_values() -> None:
+    assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
+
+
+def test_values_of_one_micro_batch_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[executor.ReplicaPass] = []
+    true = executor.ReplicaPass.__post_init__
+
+    def kept(self: executor.ReplicaPass) -> None:
+        true(self)
+        runs.append(self)
+
+    monkeypatch.setattr(executor.ReplicaPass, "__post_init__", kept)
+    assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
+    assert set(runs[0].values) == {3}
+
+
+def test_first_nonfinite_names_a_loss_of_finite_values() -> None:
+    fields = pipelines.batch()
+    large = tf.fill(fields["target"].shape, tf.constant(1e200, fields["target"].dtype))
+    found = pipelines.three().first_nonfinite({**fields, "target": large})
+    assert found == "loss loss, micro-batch 0"

@@ -41,7 +41,6 @@ from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import micro_batches, replicas
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.optim import rows
-from lingvo_gpipe.schedule import build_limit
 from lingvo_gpipe.schedule.slot import Slot
 
 
@@ -130,7 +129,6 @@ class Executor:
         self.stamps: monitoring.Stamps | None = None
         self.input_devices: tuple[str, ...] = ()
         self._params = analysis.params
-        self._reported: set[int] = set()  # numbers of micro-batches
         self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
 
     @contextlib.contextmanager
@@ -173,13 +171,8 @@ class Executor:
         return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
 
     def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log if it is very large, or less than the Params set."""
+        """Return M for a mini-batch; log if it is less than the Params set."""
         sizes, wanted = self.sizes(*parts), self._params.num_micro_batches
-        if len(sizes) not in self._reported:
-            self._reported.add(len(sizes))
-            text = build_limit.warning(self.analysis.table.num_cells, len(sizes))
-            if text is not None:
-                logging.warning(text)
         lowered = self._params.micro_batch_size is None and len(sizes) < wanted
         if lowered and self._warnings_left > 0:
             self._warnings_left -= 1

@@ -410,7 +410,7 @@ def test_cells_that_have_not_started_do_not_start_after_an_error(
     assert Counted.calls < 10
 
 
-# --- values that are not finite --------------------------------------------------------------------
+# --- values that are not finite -------------------------------------------------------------------
 
 
 class Poison(layers.Layer):

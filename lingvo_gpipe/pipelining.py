@@ -83,16 +83,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         specs = batch_fields.specs(fields)
         analysis = network.analyze(self.params, specs)
         num_devices, num_replicas = analysis.table.num_devices, self.params.num_replicas
-        where = placement.place(
+        devices = placement.place(
             num_devices, self.params.placement, self.params.devices, num_replicas=num_replicas
         )
-        devices = where.devices
         if self.params.devices is None:
             order = host_order.of_network(
                 self.params, specs, analysis.cuts, placement.workers(devices)
             )
             devices = tuple(devices[place] for place in order.places)
-        compiled = [cell.compiled or where.compile_all for cell in analysis.cells]
+        on_tpu = any(":TPU:" in name for name in devices)
         self._executor = Executor(
             analysis,
             self.layers,
@@ -100,7 +99,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
                 [devices[r * num_devices + cell.device_number] for cell in analysis.cells]
                 for r in range(num_replicas)
             ],
-            compiled=compiled,
+            compiled=[cell.compiled or on_tpu for cell in analysis.cells],
             existing=variables,
         )
         self._variables = self._executor.variables

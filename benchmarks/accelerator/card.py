@@ -23,7 +23,7 @@ def answers(setting: Setting) -> Answers:
         yield "details", str(tf.config.experimental.get_device_details(gpu))
     yield "build", {key: str(value) for key, value in tf.sysconfig.get_build_info().items()}
     yield "devices", setting.devices(2)
-    yield "placement of two cells", attempt(lambda: placement.place(2).devices)
+    yield "placement of two cells", attempt(lambda: placement.place(2))
     yield "image.digits.ConvNet", attempt(_train, setting)
 
 

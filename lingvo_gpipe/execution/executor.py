@@ -125,89 +125,11 @@ class Executor:
             for cell, jit in zip(analysis.cells, compiled, strict=True)
         ]
         self.variables = PipelineVariables(analysis, self.device_of, existing)
-        self.progress: monitoring.Progress | None = None
+        self.progress: monitoring.DeviceProgress | None = None
         self.stamps: monitoring.Stamps | None = None
         self.input_devices: tuple[str, ...] = ()
         self._params = analysis.params
         self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
-
-    @contextlib.contextmanager
-    def on_input_device(self, part: int = 0) -> Iterator[None]:
-        """Place operations of the `with` block on the device that holds a part of the input."""
-        if not self.input_devices:
-            yield
-        else:
-            with tf.device(self.input_devices[part]):
-                yield
-
-    def follow_progress(self) -> monitoring.Progress:
-        """Follow the progress of every pass that is traced from now on."""
-        self.progress = monitoring.Progress(self._table_devices())
-        return self.progress
-
-    def note_times(self) -> monitoring.Stamps:
-        """Note when the slots run of every pass of training that is traced from now on."""
-        self.stamps = monitoring.Stamps(self._table_devices())
-        return self.stamps
-
-    def _table_devices(self) -> list[str]:
-        """Return the names of the table's devices, replica after replica."""
-        numbers = [cell.device_number for cell in self.analysis.cells]
-        homes = (dict(zip(numbers, of_replica, strict=True)) for of_replica in self.devices)
-        return [of_replica[number] for of_replica in homes for number in sorted(of_replica)]
-
-    @property
-    def num_traces(self) -> int:
-        """How many cell programs were traced so far."""
-        return sum(programs.num_traces for programs in self.programs)
-
-    def device_of(self, path: str) -> str:
-        """Return the device of the variable at `path`: that of its owner's cell."""
-        return self.devices[self.analysis.replica_of(path)][self.analysis.owner_cell(path)]
-
-    def device_of_version(self, version: int, replica: int = 0) -> str | None:
-        """Return the device of the cell that makes a version; None: it is a field."""
-        producer = self.analysis.wiring.versions[version].producer
-        return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
-
-    def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log if it is less than the Params set."""
-        sizes, wanted = self.sizes(*parts), self._params.num_micro_batches
-        lowered = self._params.micro_batch_size is None and len(sizes) < wanted
-        if lowered and self._warnings_left > 0:
-            self._warnings_left -= 1
-            logging.warning(
-                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
-                sum(sizes),
-                wanted,
-                len(sizes),
-            )
-        return len(sizes)
-
-    def sizes(self, *parts: Mapping[str, Nest]) -> tuple[int, ...]:
-        """Return how many examples each micro-batch of a mini-batch holds."""
-        return micro_batches.sizes_of(self._params, *parts)
-
-    def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
-        """Refuse labels and ids that no layer takes (`check_values`); return the parts to run.
-
-        In a caller's function values are not known yet. Where a cell is on an accelerator, using
-        the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
-
-        Raises:
-            InputError: a value that no layer takes, outside of a caller's function.
-        """
-        if not self._params.check_values:
-            return parts
-        if not tf.inside_function():
-            self.analysis.check_values(*parts)
-        elif not all(":CPU:" in name for names in self.devices for name in names):
-            devices = self.input_devices or ("CPU:0",) * len(parts)
-            return tuple(
-                self.analysis.asserted_values(fields, device)
-                for fields, device in zip(parts, devices[: len(parts)], strict=True)
-            )
-        return parts
 
     def train(self, batch: MiniBatch, *, outputs: bool = False) -> Result:
         """Run the table of training: losses inside, gradients of all weights.
@@ -290,7 +212,7 @@ class Executor:
             seed: int32 [2], seed of the run; None: that of the Params.
             loss_factors: see `ReplicaPass`; None: nothing is trained.
         """
-        sizes = self.sizes(*batch.fields)
+        sizes = micro_batches.sizes_of(self._params, *batch.fields)
         shares = replicas.shares(len(sizes), self._params.num_replicas)
         shares = tuple(share for share in shares if share)
         sizes_of = [sizes[share.start : share.stop] for share in shares]
@@ -341,7 +263,7 @@ class Executor:
         if len(parts) > 1 and examples != expected:
             raise errors.InputError(
                 f"the parts of the mini-batch have {examples} examples, but those of the "
-                f"replicas' micro-batches are {expected}. Cut it by network.parts.Part"
+                f"replicas' micro-batches are {expected}. Cut it by network.parts.ReplicaPart"
             )
         of_replicas: list[dict[int, Nest]] = []
         for number, part in enumerate(parts):
@@ -362,6 +284,31 @@ class Executor:
         if self.analysis.wiring.versions[version].name in self._params.unbatched:
             return [value] * len(sizes)
         return micro_batches.split(value, sizes, self._params.batch_dim)
+
+    def _result(
+        self,
+        passes: Sequence[ReplicaPass],
+        loss_weights: Mapping[str, tf.Tensor],
+        gradients: dict[str, tf.Tensor],
+    ) -> Result:
+        master = self._params.policy.variable
+        collected = self.collected(passes)
+        means = {
+            name: tf.math.divide_no_nan(tf.cast(collected.losses[name], weight.dtype), weight)
+            for name, weight in loss_weights.items()
+            if name in collected.losses  # an auxiliary head has no loss in evaluation
+        }
+        coefficients = self._coefficients()
+        terms = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
+        return Result(
+            loss=in_order(terms) if terms else tf.zeros([], master),
+            losses=means,
+            sums=collected.sums,
+            gradients=gradients,
+            moments=collected.moments,
+            outputs=self.outputs(passes),
+            num_micro_batches=passes[0].num_micro_batches,
+        )
 
     def collected(self, passes: Sequence[ReplicaPass]) -> Collected:
         """Return what the layers collected, summed over micro-batches and replicas."""
@@ -424,30 +371,79 @@ class Executor:
     def _coefficients(self) -> dict[str, float]:
         return {loss.name: loss.coefficient for loss in self.analysis.losses}
 
-    def _result(
-        self,
-        passes: Sequence[ReplicaPass],
-        loss_weights: Mapping[str, tf.Tensor],
-        gradients: dict[str, tf.Tensor],
-    ) -> Result:
-        master = self._params.policy.variable
-        collected = self.collected(passes)
-        means = {
-            name: tf.math.divide_no_nan(tf.cast(collected.losses[name], weight.dtype), weight)
-            for name, weight in loss_weights.items()
-            if name in collected.losses  # an auxiliary head has no loss in evaluation
-        }
-        coefficients = self._coefficients()
-        terms = [tf.constant(coefficients[name], master) * mean for name, mean in means.items()]
-        return Result(
-            loss=in_order(terms) if terms else tf.zeros([], master),
-            losses=means,
-            sums=collected.sums,
-            gradients=gradients,
-            moments=collected.moments,
-            outputs=self.outputs(passes),
-            num_micro_batches=passes[0].num_micro_batches,
-        )
+    def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
+        """Return M for a mini-batch; log if it is less than the Params set."""
+        sizes, wanted = micro_batches.sizes_of(self._params, *parts), self._params.num_micro_batches
+        lowered = self._params.micro_batch_size is None and len(sizes) < wanted
+        if lowered and self._warnings_left > 0:
+            self._warnings_left -= 1
+            logging.warning(
+                "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
+                sum(sizes),
+                wanted,
+                len(sizes),
+            )
+        return len(sizes)
+
+    def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
+        """Refuse labels and ids that no layer takes (`check_values`); return the parts to run.
+
+        In a caller's function values are not known yet. Where a cell is on an accelerator, using
+        the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
+
+        Raises:
+            InputError: a value that no layer takes, outside of a caller's function.
+        """
+        if not self._params.check_values:
+            return parts
+        if not tf.inside_function():
+            self.analysis.check_values(*parts)
+        elif not all(":CPU:" in name for names in self.devices for name in names):
+            devices = self.input_devices or ("CPU:0",) * len(parts)
+            return tuple(
+                self.analysis.asserted_values(fields, device)
+                for fields, device in zip(parts, devices[: len(parts)], strict=True)
+            )
+        return parts
+
+    def device_of(self, path: str) -> str:
+        """Return the device of the variable at `path`: that of its owner's cell."""
+        return self.devices[self.analysis.replica_of(path)][self.analysis.owner_cell(path)]
+
+    def device_of_version(self, version: int, replica: int = 0) -> str | None:
+        """Return the device of the cell that makes a version; None: it is a field."""
+        producer = self.analysis.wiring.versions[version].producer
+        return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
+
+    @contextlib.contextmanager
+    def on_input_device(self, part: int = 0) -> Iterator[None]:
+        """Place operations of the `with` block on the device that holds a part of the input."""
+        if not self.input_devices:
+            yield
+        else:
+            with tf.device(self.input_devices[part]):
+                yield
+
+    def follow_progress(self) -> monitoring.DeviceProgress:
+        """Follow the progress of every pass that is traced from now on."""
+        self.progress = monitoring.DeviceProgress(self._table_devices())
+        return self.progress
+
+    def note_times(self) -> monitoring.Stamps:
+        """Note when the slots run of every pass of training that is traced from now on."""
+        self.stamps = monitoring.Stamps(self._table_devices())
+        return self.stamps
+
+    def _table_devices(self) -> list[str]:
+        """Return the names of the table's devices, replica after replica."""
+        numbers = [cell.device_number for cell in self.analysis.cells]
+        homes = (dict(zip(numbers, of_replica, strict=True)) for of_replica in self.devices)
+        return [of_replica[number] for of_replica in homes for number in sorted(of_replica)]
+
+    @property
+    def num_traces(self) -> int:
+        """How many cell programs were traced so far."""
+        return sum(programs.num_traces for programs in self.programs)
 
 
 @dataclasses.dataclass(eq=False)

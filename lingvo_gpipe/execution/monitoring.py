@@ -1,7 +1,7 @@
 """What a pass shows while it runs: how far each device is, when each slot runs, and a watchdog.
 
-For `Progress` and `Stamps`, each device has a variable on its host. A pass that is traced adds
-assignments to them; nothing but the end of the pass waits for these.
+For `DeviceProgress` and `Stamps`, each device has a variable on its host. A pass that is traced
+adds assignments to them; nothing but the end of the pass waits for these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DESCRIBED_WITHIN_S = 10.0
 _Item = TypeVar("_Item")
 
 
-class Progress:
+class DeviceProgress:
     """How far each device is in the pass that runs, which another thread can read.
 
     It follows the passes that are traced after it is made. A device's variable holds the number of
@@ -84,7 +84,7 @@ class Progress:
 
 
 class PassProgress:
-    """Writes the progress of one pass; see `Progress`."""
+    """Writes the progress of one pass; see `DeviceProgress`."""
 
     def __init__(self, number: int, counters: Sequence[tf.Variable]) -> None:
         self.slots: list[list[Slot]] = [[] for _ in counters]  # with calls, for each device

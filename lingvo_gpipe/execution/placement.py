@@ -7,7 +7,6 @@ slot at a time.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 
@@ -20,20 +19,6 @@ KINDS = ("auto", "cpu", "gpu", "tpu")
 _WORKER = "/job:worker/"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placement:
-    """The devices of the cells.
-
-    Attributes:
-        devices: device names, as many as the rows of the table of all replicas; those that the user
-            names are in the order of replicas and rows.
-        compile_all: whether every program must be compiled (TPU cores).
-    """
-
-    devices: tuple[str, ...]
-    compile_all: bool = False
-
-
 def place(
     num_devices: int,
     kind: str = "auto",
@@ -41,8 +26,8 @@ def place(
     available: Sequence[str] | None = None,
     *,
     num_replicas: int = 1,
-) -> Placement:
-    """Choose as many devices as the rows of the table of all replicas need.
+) -> tuple[str, ...]:
+    """Return device names, as many as the rows of the table of all replicas.
 
     Where there are workers, their devices are used and no others, in the order of (worker, device).
     Which row has which of them, `network.host_order` chooses.
@@ -58,14 +43,12 @@ def place(
     Raises:
         DeviceError: a kind or name is unknown, or there are too few devices.
 
-    >>> place(2, available=["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"]).devices
+    >>> place(2, available=["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"])
     ('/device:GPU:0', '/device:GPU:1')
     """
-    found = (
-        [short(d.name) for d in tf.config.list_logical_devices()]
-        if available is None
-        else [short(name) for name in available]
-    )
+    if available is None:
+        available = [device.name for device in tf.config.list_logical_devices()]
+    present = list(map(short, available))
     if kind not in KINDS:
         near = errors.nearest(kind, KINDS) or KINDS
         raise errors.DeviceError(
@@ -73,16 +56,15 @@ def place(
         )
     wanted = num_replicas * num_devices
     if names is not None:
-        return _named(num_devices, num_replicas, names, found)
-    workers = list(filter(is_on_worker, found))
-    groups = {k: [n for n in workers or found if f":{k.upper()}:" in n] for k in KINDS[1:]}
+        return _named(num_devices, num_replicas, names, present)
+    workers = list(filter(is_on_worker, present))
+    groups = {k: [n for n in workers or present if f":{k.upper()}:" in n] for k in KINDS[1:]}
     if kind == "auto":
         kind = next((k for k in ("tpu", "gpu") if groups[k]), "cpu")
     chosen = sorted(groups[kind], key=_task_and_number)
     if len(chosen) < wanted:
         raise errors.DeviceError(_too_few(num_devices, num_replicas, kind, len(chosen)))
-    devices = _shared_out(chosen, wanted, kind) if workers else chosen[:wanted]
-    return Placement(tuple(devices), compile_all=kind == "tpu")
+    return tuple(_shared_out(chosen, wanted, kind) if workers else chosen[:wanted])
 
 
 def is_on_worker(name: str) -> bool:
@@ -139,22 +121,21 @@ def short(name: str) -> str:
 
 
 def _named(
-    num_devices: int, num_replicas: int, names: Sequence[str], found: Sequence[str]
-) -> Placement:
+    num_devices: int, num_replicas: int, names: Sequence[str], present: Sequence[str]
+) -> tuple[str, ...]:
     if len(names) != num_replicas * num_devices:
         raise errors.DeviceError(
             f"{len(names)} devices are named for {_needed(num_devices, num_replicas)}. Name one "
             f"per partition{'' if num_replicas == 1 else ' and replica'}"
         )
     for name in names:
-        if short(name) not in found:
-            near = errors.nearest(name, found) or list(found)[:3]
+        if short(name) not in present:
+            near = errors.nearest(name, present) or present[:3]
             raise errors.DeviceError(
                 f"there is no device {name!r}; nearest {', '.join(near)}. "
                 "tf.config.list_logical_devices() lists them"
             )
-    chosen = tuple(short(name) for name in names)
-    return Placement(chosen, compile_all=any(":TPU:" in name for name in chosen))
+    return tuple(map(short, names))
 
 
 def _needed(num_devices: int, num_replicas: int) -> str:
@@ -167,21 +148,20 @@ def _needed(num_devices: int, num_replicas: int) -> str:
     return partitions if num_replicas == 1 else f"{num_replicas} replicas of {partitions}"
 
 
-def _too_few(num_devices: int, num_replicas: int, kind: str, there: int) -> str:
+def _too_few(num_devices: int, num_replicas: int, kind: str, count: int) -> str:
     wanted = num_replicas * num_devices
     lower = "num_partitions" if num_replicas == 1 else "num_replicas or num_partitions"
-    text = f"{_needed(num_devices, num_replicas)} need {wanted} {kind.upper()} devices, but there "
-    text += f"{'is' if there == 1 else 'are'} {there}. "
-    if kind == "cpu":
-        return text + (
-            f"Call lingvo_gpipe.prepare_logical_cpus({wanted}) before TensorFlow's first operation"
-        )
-    if kind == "gpu":
-        return text + (
-            f"Lower {lower}, or split a GPU into virtual ones by "
-            "tf.config.set_logical_device_configuration, or use placement='cpu'"
-        )
-    return text + f"Lower {lower}, or use placement='cpu'"
+    way_out = {
+        "cpu": f"Call lingvo_gpipe.prepare_logical_cpus({wanted}) before TensorFlow's first "
+        "operation",
+        "gpu": f"Lower {lower}, or split a GPU into virtual ones by "
+        "tf.config.set_logical_device_configuration, or use placement='cpu'",
+        "tpu": f"Lower {lower}, or use placement='cpu'",
+    }
+    return (
+        f"{_needed(num_devices, num_replicas)} need {wanted} {kind.upper()} devices, but there "
+        f"{'is' if count == 1 else 'are'} {count}. {way_out[kind]}"
+    )
 
 
 def prepare_logical_cpus(count: int) -> None:

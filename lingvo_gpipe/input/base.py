@@ -13,7 +13,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input.reading import Batches, CutOut, Reading
 from lingvo_gpipe.input.serving import Program, Serving
 from lingvo_gpipe.nests import Batch
-from lingvo_gpipe.network.parts import Part
+from lingvo_gpipe.network.parts import ReplicaPart
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -74,7 +74,7 @@ class Input(hyperparams.Configurable, abc.ABC):
     def evaluation(self, split: str, batch_size: int | None = None) -> Batches:
         """Return mini-batches with every example of `split` once; the last may be smaller."""
 
-    def part(self, part: Part, seed: int, position: int = 0) -> Reading:
+    def part(self, part: ReplicaPart, seed: int, position: int = 0) -> Reading:
         """Return a part of each mini-batch of `batches`: here, whole ones are read and cut."""
         return CutOut(self.batches(seed, position), part)
 

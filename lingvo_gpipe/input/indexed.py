@@ -17,7 +17,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.input.base import Input, check_split
 from lingvo_gpipe.input.reading import Batches, Reading
 from lingvo_gpipe.nests import Batch
-from lingvo_gpipe.network.parts import Part
+from lingvo_gpipe.network.parts import ReplicaPart
 
 # Rounds of the permutation's block cipher; with 8, even 3 examples are permuted uniformly.
 _SHUFFLE_ROUNDS = 8
@@ -124,7 +124,7 @@ class Indexed(Input):
 
         return _Examples(self, split, rows, len(places), seed, position)
 
-    def part(self, part: Part, seed: int, position: int = 0) -> Reading:
+    def part(self, part: ReplicaPart, seed: int, position: int = 0) -> Reading:
         """Return a part of each mini-batch of `batches`; no other example is read."""
         if not all(spec.shape.is_fully_defined() for spec in self.example_spec().values()):
             return super().part(part, seed, position)  # padded alike, where a batch is padded

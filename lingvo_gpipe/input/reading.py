@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import Batch
-from lingvo_gpipe.network.parts import Part
+from lingvo_gpipe.network.parts import ReplicaPart
 
 
 class Reading(abc.ABC):
@@ -78,7 +78,7 @@ class CutOut(Reading):
 
     is_cut = True
 
-    def __init__(self, whole: Reading, part: Part) -> None:
+    def __init__(self, whole: Reading, part: ReplicaPart) -> None:
         """Cut `part` out of the mini-batches of `whole`."""
         super().__init__()
         self._whole = whole

@@ -19,7 +19,7 @@ from lingvo_gpipe.network.params import PipelineParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class ReplicaPart:
     """Which examples of each mini-batch are those of one replica.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
     batch_dim: int
 
     @classmethod
-    def of(cls, params: PipelineParams, replica: int) -> Part:
+    def of(cls, params: PipelineParams, replica: int) -> ReplicaPart:
         """Return the part of a replica of a network."""
         return cls(
             replica,
@@ -50,7 +50,7 @@ class Part:
     def examples(self, num_examples: int) -> range:
         """Return the numbers of its examples in a mini-batch of N.
 
-        >>> Part(1, 2, 4, None, 0).examples(10)
+        >>> ReplicaPart(1, 2, 4, None, 0).examples(10)
         range(6, 10)
         """
         sizes = micro_batches.sizes(num_examples, self.num_micro_batches, self.micro_batch_size)

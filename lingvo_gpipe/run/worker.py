@@ -36,7 +36,7 @@ from lingvo_gpipe.cluster import child, worker_supervisor
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Input, Reading
 from lingvo_gpipe.input.reading import CutOut
-from lingvo_gpipe.network.parts import Part
+from lingvo_gpipe.network.parts import ReplicaPart
 
 TOKEN = "pyfunc_0"
 """TensorFlow's name of the first function that a process registers; a worker registers no other."""
@@ -117,7 +117,7 @@ class Requests:
                     f"other data than the chief's: {name} is {value}, the chief's {expected}. Copy "
                     "the same data to both hosts, or set input.on_worker=False"
                 )
-        part = None if asked["part"] is None else Part(**asked["part"])
+        part = None if asked["part"] is None else ReplicaPart(**asked["part"])
         if split is not None:
             whole = source.evaluation(split)
             return whole if part is None else CutOut(whole, part)

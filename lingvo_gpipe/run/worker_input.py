@@ -23,7 +23,7 @@ from lingvo_gpipe.execution import placement
 from lingvo_gpipe.execution.executor import Executor
 from lingvo_gpipe.input import Input, Reading
 from lingvo_gpipe.network import parts
-from lingvo_gpipe.network.parts import InParts, Part
+from lingvo_gpipe.network.parts import InParts, ReplicaPart
 from lingvo_gpipe.run import worker
 
 
@@ -46,7 +46,7 @@ def source_of(source: Input, executor: Executor, report: Callable[[str], None]) 
         executor.input_devices = (devices[0],)
         return WorkerInput(source, devices[:1])
     executor.input_devices = tuple(devices)
-    of_replicas = [Part.of(params, replica) for replica in range(params.num_replicas)]
+    of_replicas = [ReplicaPart.of(params, replica) for replica in range(params.num_replicas)]
     return WorkerInput(source, devices, of_replicas)
 
 
@@ -63,7 +63,7 @@ class WorkerInput:
         self,
         source: Input,
         devices: Sequence[str],
-        parts: Sequence[Part] = (),
+        parts: Sequence[ReplicaPart] = (),
         token: str = worker.TOKEN,
     ) -> None:
         """Read nothing yet.
@@ -132,7 +132,7 @@ class _WorkerReading(Reading):
         fields = self._request["fields"]
         dtypes = [tf.dtypes.as_dtype(name) for name in fields.values()]
         requests = []
-        of_devices: Sequence[Part | None] = self._source.parts or [None]
+        of_devices: Sequence[ReplicaPart | None] = self._source.parts or [None]
         for device, part in zip(self._source.devices, of_devices, strict=True):
             numbers = None if part is None else dataclasses.asdict(part)
             with tf.device(device):

@@ -19,19 +19,18 @@ SYSTEM = "/device:TPU_SYSTEM:0"
 
 
 @pytest.mark.parametrize(
-    ("available", "chosen", "compiled"),
+    ("available", "chosen"),
     [
-        (CPUS, ("/device:CPU:0", "/device:CPU:1"), False),
-        (CPUS + GPUS, ("/device:GPU:0", "/device:GPU:1"), False),
-        ([*CPUS, *GPUS, SYSTEM, *TPUS], ("/device:TPU:0", "/device:TPU:1"), True),
-        ([*CPUS, SYSTEM], ("/device:CPU:0", "/device:CPU:1"), False),
+        (CPUS, ("/device:CPU:0", "/device:CPU:1")),
+        (CPUS + GPUS, ("/device:GPU:0", "/device:GPU:1")),
+        ([*CPUS, *GPUS, SYSTEM, *TPUS], ("/device:TPU:0", "/device:TPU:1")),
+        ([*CPUS, SYSTEM], ("/device:CPU:0", "/device:CPU:1")),
     ],
 )
 def test_auto_takes_tpu_cores_then_gpus_then_cpus(
-    available: list[str], chosen: tuple[str, ...], compiled: bool
+    available: list[str], chosen: tuple[str, ...]
 ) -> None:
-    found = placement.place(2, available=available)
-    assert found == placement.Placement(chosen, compile_all=compiled)
+    assert placement.place(2, available=available) == chosen
 
 
 @pytest.mark.parametrize(("kind", "there"), [("gpu", 4), ("tpu", 4), ("cpu", 4)])
@@ -39,26 +38,16 @@ def test_replicas_have_devices_of_their_own(kind: str, there: int) -> None:
     """K = 2 devices for each of R = 2 replicas, one replica after the other."""
     available = [f"/device:{k}:{n}" for k in ("CPU", "GPU", "TPU") for n in range(there)]
     found = placement.place(2, kind, available=available, num_replicas=2)
-    assert found.devices == tuple(f"/device:{kind.upper()}:{n}" for n in range(4))
+    assert found == tuple(f"/device:{kind.upper()}:{n}" for n in range(4))
     named = [f"/device:{kind.upper()}:{n}" for n in (3, 1, 2, 0)]
-    assert placement.place(2, names=named, available=available, num_replicas=2).devices == tuple(
-        named
-    )
+    assert placement.place(2, names=named, available=available, num_replicas=2) == tuple(named)
     with pytest.raises(errors.DeviceError, match="3 replicas of 2 partitions need 6"):
         placement.place(2, kind, available=available, num_replicas=3)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
-def test_a_requested_kind_is_used(kind: str) -> None:
-    found = placement.place(3, kind, available=CPUS + GPUS + TPUS)
-    numbers = (0, 1, 2)
-    assert found.devices == tuple(f"/device:{kind.upper()}:{n}" for n in numbers)
-    assert found.compile_all == (kind == "tpu")
-
-
 def test_devices_are_ordered_by_number_not_by_text() -> None:
     found = placement.place(4, "tpu", available=TPUS)
-    assert [name.rsplit(":", 1)[1] for name in found.devices] == ["0", "1", "2", "10"]
+    assert [name.rsplit(":", 1)[1] for name in found] == ["0", "1", "2", "10"]
 
 
 @pytest.mark.parametrize(
@@ -120,13 +109,7 @@ def test_too_few_devices_are_reported(
 def test_devices_by_name_are_taken_unchanged() -> None:
     names = ["/job:localhost/replica:0/task:0/device:GPU:2", "/device:CPU:1", "/device:GPU:2"]
     found = placement.place(3, names=names, available=CPUS + GPUS)
-    assert found.devices == ("/device:GPU:2", "/device:CPU:1", "/device:GPU:2")
-    assert not found.compile_all
-
-
-def test_one_named_tpu_core_compiles_all() -> None:
-    names = ["/device:CPU:0", "/device:TPU:2"]
-    assert placement.place(2, names=names, available=CPUS + TPUS).compile_all
+    assert found == ("/device:GPU:2", "/device:CPU:1", "/device:GPU:2")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +155,7 @@ def test_gpus_of_the_first_workers_that_have_enough_are_shared_out(
     counts: tuple[int, ...], wanted: int, shares: tuple[int, ...]
 ) -> None:
     available = [*of_workers("CPU", [1] * len(counts)), *of_workers("GPU", counts), *GPUS]
-    found = placement.place(wanted, available=available).devices
+    found = placement.place(wanted, available=available)
     assert placement.workers(found) == shares
     assert len(set(found)) == wanted
     with pytest.raises(errors.DeviceError, match="need 9 GPU devices, but there"):
@@ -185,11 +168,11 @@ def test_a_run_uses_the_hosts_that_its_plan_shows(num_workers: int, there: int) 
     for wanted in range(1, num_workers * there + 1):
         gpus = placement.place(wanted, available=of_workers("GPU", [there] * num_workers))
         shape = f"{num_workers}x{there}"
-        assert placement.workers(gpus.devices) == hosts.parse(shape).place(wanted)
+        assert placement.workers(gpus) == hosts.parse(shape).place(wanted)
         # Workers have as many CPU devices as the chief asks them for.
         asked = -(-wanted // num_workers)
         cpus = placement.place(wanted, available=of_workers("CPU", [asked] * num_workers))
-        assert placement.workers(cpus.devices) == hosts.parse(f"{num_workers}").place(wanted)
+        assert placement.workers(cpus) == hosts.parse(f"{num_workers}").place(wanted)
 
 
 def test_devices_that_were_requested_before_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,10 @@ from lingvo_gpipe.network import micro_batches, parts, replicas
 NUM_EXAMPLES = 7
 
 
-def part(replica: int, num_replicas: int, num_micro_batches: int, size: int | None) -> parts.Part:
-    return parts.Part(replica, num_replicas, num_micro_batches, size, batch_dim=0)
+def part(
+    replica: int, num_replicas: int, num_micro_batches: int, size: int | None
+) -> parts.ReplicaPart:
+    return parts.ReplicaPart(replica, num_replicas, num_micro_batches, size, batch_dim=0)
 
 
 @given(

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.input import Batch, Batches, InMemory, Input
-from lingvo_gpipe.network.parts import InParts, Part
+from lingvo_gpipe.network.parts import InParts, ReplicaPart
 from lingvo_gpipe.run import loop
 from lingvo_gpipe.run.worker import Requests, register
 from lingvo_gpipe.run.worker_input import WorkerInput
@@ -260,7 +260,8 @@ class Ragged(Stored):
 def in_parts(own: Input, token: str, num_replicas: int, num_micro_batches: int) -> WorkerInput:
     """Return an input that a worker reads for each replica."""
     of_replicas = [
-        Part(replica, num_replicas, num_micro_batches, None, 0) for replica in range(num_replicas)
+        ReplicaPart(replica, num_replicas, num_micro_batches, None, 0)
+        for replica in range(num_replicas)
     ]
     return WorkerInput(own, [DEVICE] * num_replicas, of_replicas, token)
 
@@ -289,8 +290,8 @@ def test_parts_have_each_example_once(
         1,
     ]  # of the last mini-batch's one example, two replicas have none
 
-    plain = Part.examples
-    monkeypatch.setattr(Part, "examples", lambda self, size: plain(self, size)[:-1])
+    plain = ReplicaPart.examples
+    monkeypatch.setattr(ReplicaPart, "examples", lambda self, size: plain(self, size)[:-1])
     with pytest.raises(errors.InputError, match="do not read the same mini-batches"):
         next(iter(read.batches(5)))
 
@@ -301,7 +302,7 @@ def test_a_worker_reads_only_its_part(tmp_path: Path, token: str) -> None:
     read = in_parts(own, token, 2, 2)
     with pytest.raises(errors.InputError, match="mini-batch 2 cannot be read"):
         next(iter(read.batches(1, 2)))
-    second = own.part(Part(1, 2, 2, None, 0), 1, 2)
+    second = own.part(ReplicaPart(1, 2, 2, None, 0), 1, 2)
     assert arrays(second, ["id"], 1) == [{"id": (tf.int32, (2,), [10, 0])}]
 
 

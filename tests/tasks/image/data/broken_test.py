@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.input.reading import CutOut
-from lingvo_gpipe.network.parts import Part
+from lingvo_gpipe.network.parts import ReplicaPart
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import drawn, folder_input, pixels
 
@@ -90,7 +90,7 @@ def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
     assert len(evaluated) > 1
     found, counts = [], []
     for replica in range(2):
-        own = Part(replica, 2, micro_batches, None, batch_dim=0)
+        own = ReplicaPart(replica, 2, micro_batches, None, batch_dim=0)
         source = folder_input(folder, **more)
         batches = source.part(own, 7, 2)
         found.append(drawn(batches, 4))

@@ -369,10 +369,10 @@ class CellPrograms:
             if name == "F":
                 results: Nest = self._exported(cell, traced), [], []
             else:
-                found = self._differentiated(cell, traced, lambda _: traced_upstream)
-                weights = with_totals(traced_upstream.accumulators, found.weights)
-                imports = list(map(tf.convert_to_tensor, found.imports))
-                results = found.forward if name == "FB" else (), weights, imports
+                both = self._differentiated(cell, traced, lambda _: traced_upstream)
+                weights = with_totals(traced_upstream.accumulators, both.weights)
+                imports = list(map(tf.convert_to_tensor, both.imports))
+                results = both.forward if name == "FB" else (), weights, imports
             structure[:] = [tf.nest.map_structure(lambda _: 0, results)]
             return list(tf.nest.flatten(results))
 
@@ -407,16 +407,16 @@ class CellPrograms:
                 return BackwardInputs(exports, scales)
 
             packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            found = self._differentiated(cell, packed, placeholders)
+            both = self._differentiated(cell, packed, placeholders)
             trace = Trace(
                 inputs=flat,
                 upstream=upstream,
-                outputs=tf.nest.flatten(found.forward),
-                weights=found.weights,
-                imports=found.imports,
-                again=found.again,
+                outputs=tf.nest.flatten(both.forward),
+                weights=both.weights,
+                imports=both.imports,
+                again=both.again,
             )
-            traced[:] = [(trace, tf.nest.map_structure(lambda _: 0, found.forward))]
+            traced[:] = [(trace, tf.nest.map_structure(lambda _: 0, both.forward))]
             return []
 
         tracing.trace(

@@ -241,7 +241,7 @@ def test_a_pipeline_on_accelerators_looks_at_its_values_in_the_callers_graph(
         def step(fields: dict[str, tf.Tensor], devices: list[str] = devices) -> tf.Tensor:
             with monkeypatch.context() as patch:
                 patch.setattr(pipe.executor, "devices", devices)
-                checked = pipe._built.checked(fields)
+                checked = pipe.executor.checked(fields)
             return pipe.value_and_gradients(checked).loss
 
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
@@ -263,7 +263,7 @@ def test_each_replicas_part_is_looked_at_in_the_callers_graph(
     def looked(first: dict[str, tf.Tensor], second: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         with monkeypatch.context() as patch:
             patch.setattr(pipe.executor, "devices", [["/device:GPU:0"]] * 2)
-            return [part["label"] for part in pipe._built.checked(first, second)]
+            return [part["label"] for part in pipe.executor.checked(first, second)]
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="layer head does not take"):
         looked(*parts)

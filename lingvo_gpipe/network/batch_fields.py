@@ -38,7 +38,7 @@ def tensors(
         fields: name → nest of tensors or arrays.
         names: of those that the network reads.
         built: name → nest of `tf.TensorSpec` with which the pipeline was built; None: not
-            compared, as where the crops of an image are evaluated.
+            compared, as in an evaluation.
 
     Raises:
         InputError: a field is missing, is not a nest of tensors or arrays, or has another

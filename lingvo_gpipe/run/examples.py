@@ -83,7 +83,7 @@ class Examples:
         if classifier is None:
             return
         labels = classifier.labels(batch)
-        best, confidence = classifier.predict(outputs, len(labels))
+        best, confidence = classifier.predict(outputs)
         scores = ranks(labels, best, confidence)
         scores[labels < 0] = -np.inf  # a class that the loss leaves out
         if classifier.weights is not None:  # an example of weight 0 only fills the mini-batch
@@ -153,14 +153,11 @@ class _Classifier:
         with tf.device(field.device):
             return np.asarray(self.classes(field))
 
-    def predict(self, outputs: Mapping[str, Nest], num_examples: int) -> tuple[Array, Array]:
-        """Return the best class and its probability, [B] each; crops of an example are averaged."""
+    def predict(self, outputs: Mapping[str, Nest]) -> tuple[Array, Array]:
+        """Return the best class and its probability, [B] each."""
         predictions = outputs[self.output]
         with tf.device(predictions.device):  # only two numbers of an example leave it
             shares = self.probabilities(predictions)
-            if shares.shape[0] != num_examples:
-                shares = tf.reshape(shares, [num_examples, -1, shares.shape[-1]])
-                shares = tf.reduce_mean(shares, 1)
             best, confidence = tf.argmax(shares, -1), tf.reduce_max(shares, -1)
         return best.numpy(), confidence.numpy()
 

@@ -7,8 +7,7 @@
 It is traced from the network in inference, without partitions: its layers run one after another,
 without what only training needs (labels, losses, auxiliary heads, slots: `Layer.inference`). So it
 does not depend on partitions, micro-batches, schedule, devices or this package. Averages are used
-as weights if training keeps them. If evaluation takes several crops of an image, the model returns
-the mean of their probabilities.
+as weights if training keeps them.
 """
 
 from __future__ import annotations
@@ -338,22 +337,6 @@ class InferenceNetwork:
             written = tuple(values[version] for version in wiring.writes[number])
             served = layer.served(written if len(written) > 1 else written[0])
             prefix = f"{layer.name}_" if set(served) & set(outputs) else ""
-            rows = self._rows(wiring.writes[number][0])
-            outputs |= {
-                f"{prefix}{name}": _per_example(value, rows) for name, value in served.items()
-            }
+            outputs |= {f"{prefix}{name}": value for name, value in served.items()}
         spare = set(params.outputs) - set(self._served.outputs)
         return {name: value for name, value in outputs.items() if name not in spare}
-
-    def _rows(self, version: int) -> int:
-        """Return how many rows of a value belong to one example: its crops."""
-        (first, *_) = tf.nest.flatten(self.analysis.specs[version])
-        axis = self._served.params.batch_dim
-        return int(first.shape[axis]) if axis == 0 and first.shape.rank else 1
-
-
-def _per_example(value: tf.Tensor, rows: int) -> tf.Tensor:
-    """Return the mean of each example's rows."""
-    if rows == 1:
-        return value
-    return tf.reduce_mean(tf.reshape(value, [-1, rows, *value.shape[1:]]), 1)

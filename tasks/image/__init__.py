@@ -5,7 +5,7 @@ from lingvo_gpipe.tasks.image.data.folder import ImageFolder
 from lingvo_gpipe.tasks.image.data.images import Images
 from lingvo_gpipe.tasks.image.data.tfds import TFDS
 from lingvo_gpipe.tasks.image.model.amoebanet import AmoebaCell, AmoebaNet, Stem
-from lingvo_gpipe.tasks.image.model.heads import AuxiliaryHead, Classifier, CropSoftmax
+from lingvo_gpipe.tasks.image.model.heads import AuxiliaryHead, Classifier
 from lingvo_gpipe.tasks.image.model.operations import (
     DropPath,
     FactorizedReduction,
@@ -20,7 +20,6 @@ __all__ = [
     "AmoebaNet",
     "AuxiliaryHead",
     "Classifier",
-    "CropSoftmax",
     "DropPath",
     "FactorizedReduction",
     "Fit",

@@ -1,7 +1,7 @@
 """Images and labels: what all inputs of encoded images share.
 
-Fields: image: [B, H, W, C] float32 (evaluation with several crops: [B, crops, H, W, C]);
-label: [B] int32. `preprocessing` says how an image becomes one of them.
+Fields: image: [B, H, W, C] float32; label: [B] int32. `preprocessing` says how a file becomes
+an image.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import abc
 import math
 import os
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 import tensorflow as tf
 from absl import logging
@@ -22,7 +21,6 @@ from lingvo_gpipe.tasks.image.data.preprocessing import Preprocessing
 
 _PARALLEL_CALLS = max(4, os.cpu_count() or 1)
 _SAMPLES = 16
-_CENTRE = 4  # among several crops
 _CLASSES = "classes.txt"
 
 
@@ -65,14 +63,6 @@ class Images(Indexed):
         central: float = hyperparams.field(
             1.0, "Evaluation: share of height and width kept in a central crop; 0.875 for ImageNet."
         )
-        keep_aspect: bool = hyperparams.field(
-            False,
-            "Evaluation: crops the largest centre of aspect H:W first.",
-        )
-        crops: Literal[1, 5, 10] = hyperparams.field(
-            1,
-            "Evaluation: crops per image; 5: corners and centre, 10: these and mirrored.",
-        )
 
         random_crop: bool = hyperparams.field(
             False, "Training: a random window of the image, resized to H × W."
@@ -87,12 +77,6 @@ class Images(Indexed):
             0, "Training: zeros added at each edge before a random crop of H × W."
         )
         flip: bool = hyperparams.field(False, "Mirrors half of the training images.")
-        policy: Literal["none", "autoaugment_v0", "randaugment"] = hyperparams.field(
-            "none",
-            "Training: AutoAugment's learned policy or RandAugment; shifts in pixels of ImageNet.",
-        )
-        policy_layers: int = hyperparams.field(2, "RandAugment's N: operations in a row.")
-        policy_magnitude: float = hyperparams.field(10.0, "RandAugment's M: their magnitude.")
         brightness: float = hyperparams.field(
             0.0, "Training: largest random change of pixels in [0, 1], up or down."
         )
@@ -143,14 +127,6 @@ class Images(Indexed):
         """Return the fields of one example, from params alone."""
         shape = [self.params.height, self.params.width, self.params.channels]
         return {"image": tf.TensorSpec(shape), "label": tf.TensorSpec([], tf.int32)}
-
-    def element_spec(self, training: bool = True) -> dict[str, tf.TensorSpec]:
-        """Return the fields of a mini-batch, from params; evaluation's last may be smaller."""
-        spec = super().element_spec(training)
-        if not training and self.params.crops > 1:
-            size, *shape = spec["image"].shape
-            spec["image"] = tf.TensorSpec([size, self.params.crops, *shape])
-        return spec
 
     def read(
         self, rows: tf.data.Dataset, split: str, batch_size: int, seed: int | None
@@ -222,8 +198,6 @@ class Images(Indexed):
     def pictures(self, batch: Batch) -> dict[str, tf.Tensor]:
         """Return the first images of a mini-batch; see `Input.pictures`."""
         image = batch["image"][:_SAMPLES]
-        if image.shape.rank == 5:
-            image = image[:, _CENTRE]
         if self.params.std:
             image *= tf.constant(self.params.std)
         if self.params.mean:

@@ -1,6 +1,6 @@
 """From the file of one image to what the network reads, in-graph.
 
-Training: a window or the whole image → H × W → padding, flip, policy, colour → mean and standard
+Training: a window or the whole image → H × W → padding, flip, colour → mean and standard
 deviation → cutout. Evaluation: central window → H × W → mean and standard deviation.
 
 Each distortion of training is a pure function of (image, key). The key comes from (seed, epoch,
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lingvo_gpipe import errors, seeds
-from lingvo_gpipe.tasks.image.data import auto_augment
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.image.data.images import Images
 
 # Folded into the image's key by each random draw.
-_PAD, _FLIP, _WINDOW, _POLICY, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
+_PAD, _FLIP, _WINDOW, _, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
 _WINDOW_TRIES = 100
 
 
@@ -53,23 +52,11 @@ class Preprocessing:
         return image
 
     def for_evaluation(self, pixels: tf.Tensor) -> tf.Tensor:
-        """Return float32 [H, W, C], or [crops, H, W, C] of several crops."""
+        """Return float32 [H, W, C]."""
         if not self.params.resize:
             return self._normalised(self._whole(pixels))
-        margins, sizes = self._margins(tf.shape(pixels)[:2])
-        places = [(1, 1)]
-        if self.params.crops > 1:
-            places = [(0, 0), (0, 2), (2, 0), (2, 2), (1, 1)]
-        windows = []
-        for row, column in places:
-            begin = tf.stack([row * margins[0], column * margins[1], 0])
-            window = tf.slice(pixels, begin, tf.stack([sizes[0], sizes[1], -1]))
-            windows.append(self._normalised(self._resized(window)))
-        if self.params.crops == 1:
-            return windows[0]
-        if self.params.crops == 10:
-            windows += [tf.reverse(window, [1]) for window in windows]
-        return tf.stack(windows)
+        centre = tf.image.central_crop(pixels, self.params.central)
+        return self._normalised(self._resized(centre))
 
     def random_window(self, pixels: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """Return a window of random area, aspect and position of an image [h, w, C].
@@ -99,16 +86,6 @@ class Preprocessing:
             image = tf.image.stateless_random_crop(wide, image.shape, seeds.fold(key, _PAD))
         if params.flip:
             image = tf.image.stateless_random_flip_left_right(image, seeds.fold(key, _FLIP))
-        if params.policy != "none":
-            policy_key = seeds.fold(key, _POLICY)
-            pixels = tf.image.convert_image_dtype(image, tf.uint8, saturate=True)
-            if params.policy == "autoaugment_v0":
-                pixels = auto_augment.auto_augment(pixels, policy_key)
-            else:
-                pixels = auto_augment.rand_augment(
-                    pixels, policy_key, params.policy_layers, params.policy_magnitude
-                )
-            image = tf.image.convert_image_dtype(pixels, tf.float32)
         if params.brightness:
             image = tf.image.stateless_random_brightness(
                 image, params.brightness, seeds.fold(key, _BRIGHTNESS)
@@ -120,20 +97,6 @@ class Preprocessing:
         if params.brightness or params.saturation:
             image = tf.clip_by_value(image, 0.0, 1.0)
         return image
-
-    def _margins(self, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return the margin cut off at each edge and the size that is left, for height and width.
-
-        Args:
-            size: int32 [2], height and width of the image.
-        """
-        window = whole = tf.cast(size, tf.float64)
-        if self.params.keep_aspect:
-            shape = tf.constant([self.params.height, self.params.width], tf.float64)
-            window = shape * tf.reduce_min(whole / shape)
-        # Rounded as in `tf.image.central_crop`.
-        margins = tf.cast(tf.floor((whole - window * self.params.central) / 2.0), tf.int32)
-        return margins, size - 2 * margins
 
     def _resized(self, pixels: tf.Tensor) -> tf.Tensor:
         size = [self.params.height, self.params.width]
@@ -157,18 +120,23 @@ def cutout(image: tf.Tensor, size: int, key: tf.Tensor) -> tf.Tensor:
 
     Source: DeVries and Taylor 2017, who apply it after normalisation.
     """
-    return auto_augment.erased(image, size, tf.zeros([], image.dtype), seeds.fold(key, _CUTOUT))
+    key, inside = seeds.fold(key, _CUTOUT), tf.constant(True)
+    for axis in range(2):
+        length = tf.shape(image)[axis]
+        centre = tf.random.stateless_uniform([], seeds.fold(key, axis), 0, length, tf.int32)
+        places, begin = tf.range(length), centre - size // 2
+        span = (places >= begin) & (places < begin + size)
+        inside &= span[:, tf.newaxis, tf.newaxis] if axis == 0 else span[:, tf.newaxis]
+    return tf.where(inside, tf.zeros([], image.dtype), image)
 
 
 def _check(params: Images.Params) -> None:
     """Refuse values out of range and fields that contradict each other."""
-    coloured = bool(params.saturation) or params.policy != "none"
-    is_whole = params.central == 1.0 and not params.keep_aspect
     needs_resize = "It needs input.resize=True"
     per_channel = f"Use {params.channels} numbers, one for each channel"
     rules = (
         ("channels", params.channels in (1, 3), "Use 1 or 3"),
-        ("channels", params.channels == 3 or not coloured, "input.saturation and policy need 3"),
+        ("channels", params.channels == 3 or not params.saturation, "input.saturation needs 3"),
         ("mean", len(params.mean) in (0, params.channels), per_channel),
         ("std", len(params.std) in (0, params.channels), per_channel),
         ("std", all(value > 0.0 for value in params.std), "Use numbers above 0"),
@@ -190,13 +158,6 @@ def _check(params: Images.Params) -> None:
         ),
         ("central", 0.0 < params.central <= 1.0, "Use more than 0, at most 1"),
         ("central", params.resize or params.central == 1.0, needs_resize),
-        ("keep_aspect", params.resize or not params.keep_aspect, needs_resize),
-        ("crops", params.resize or params.crops == 1, needs_resize),
-        (
-            "crops",
-            params.crops == 1 or not is_whole,
-            "Whole images have no corners: set input.central, such as 0.875",
-        ),
     )
     for name, is_right, way_out in rules:
         if not is_right:

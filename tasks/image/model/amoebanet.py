@@ -13,11 +13,8 @@ import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Literal, Self
 
-import tensorflow as tf
-
 from lingvo_gpipe import errors, hyperparams, layers
-from lingvo_gpipe.layers import base, checks, composite
-from lingvo_gpipe.layers.base import Theta
+from lingvo_gpipe.layers import base, checks, composite, windows
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.tasks.image.model import genotypes, heads, operations
 
@@ -65,8 +62,8 @@ class AmoebaNet(hyperparams.Params):
 def amoeba_net(params: AmoebaNet) -> list[layers.Layer.Params]:
     """Return the layers of AmoebaNet: L + 6, or L + 4 with the small stem.
 
-    image: [B, H, W, 3] (or several crops of each, [B, crops, H, W, 3], in evaluation), label: [B]
-    → logits [B, classes]. Losses: "loss" and, with an auxiliary head, "auxiliary".
+    image: [B, H, W, 3], label: [B] → logits [B, classes]. Losses: "loss" and, with an
+    auxiliary head, "auxiliary".
 
     Raises:
         LayerError: there is no such genotype, or L or D do not fit it.
@@ -155,11 +152,7 @@ def _cells(params: AmoebaNet) -> Iterator[tuple[str, bool, int]]:
 
 
 class Stem(layers.Composite):
-    """image: [B, H, W, C] floating → [B, H', W', filters]: a 3×3 convolution, batch norm.
-
-    Several crops of each image, [B, crops, H, W, C], become separate examples, those of an image
-    next to each other: [B·crops, H', W', filters].
-    """
+    """image: [B, H, W, C] floating → [B, H', W', filters]: a 3×3 convolution, batch norm."""
 
     class Params(layers.Composite.Params):
         kind: Literal["imagenet", "small"] = hyperparams.field(
@@ -180,32 +173,15 @@ class Stem(layers.Composite):
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             checks.arity(self, inputs, ("image",))
-            layout = "[B, ..., H, W, C]"
-            *batch, height, width, channels = checks.shape(
-                self, inputs[0], layout, "It takes images, or several crops of each"
-            )
-            if len(batch) > 2:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: expected images [B, H, W, C], or crops of each "
-                    f"[B, crops, H, W, C], got shape {inputs[0].shape}"
-                )
+            _, height, width, _ = checks.shape(self, inputs[0], windows.LAYOUT, "It takes images")
             if min(height, width) < 3:
                 raise errors.LayerError(
                     f"{base.describe(self)}: an image of {height}x{width} is too small for the "
                     "stem's 3x3 convolution. Use images of 3x3 at least: input.height, input.width"
                 )
-            count = batch[0] * batch[-1] if len(batch) == 2 else batch[0]
-            image = tf.TensorSpec((count, height, width, channels), inputs[0].dtype)
-            return super()._meta(image)
+            return super()._meta(*inputs)
 
     params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        x = inputs
-        if x.shape.rank == 5:
-            x = tf.reshape(x, (-1, *x.shape[2:]))
-        return self.run_parts(theta, ctx, x)
 
 
 class AmoebaCell(layers.Composite):

@@ -1,4 +1,4 @@
-"""The heads of AmoebaNet: a classifier that averages over crops, and an auxiliary head."""
+"""The heads of AmoebaNet: a classifier and an auxiliary head."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AuxiliaryHead(layers.Composite):
                 operations.WholeConv2D.Params(name="whole_conv", filters=whole),
                 operations.norm(self.norm, "whole_norm"),
                 operations.relu("whole_relu"),
-                softmax(layers.Softmax, self, reads=("x",)),
+                softmax(self, reads=("x",)),
             ]
             return operations.by_name(parts)
 
@@ -87,7 +87,7 @@ class AuxiliaryHead(layers.Composite):
 
 
 def softmax(
-    head: type[layers.Softmax], params: AuxiliaryHead.Params | Classifier.Params, **fields: Any
+    params: AuxiliaryHead.Params | Classifier.Params, **fields: Any
 ) -> layers.Softmax.Params:
     """Return the Params of a softmax over the classes of `params`.
 
@@ -99,7 +99,7 @@ def softmax(
             f"{base.describe(params)}: its number of classes is taken from the dataset before a "
             "run (task.complete). Without a dataset, set its field classes"
         )
-    return head.Params(
+    return layers.Softmax.Params(
         name="softmax",
         classes=params.classes,
         kernel_init=operations.KERNEL_INIT,
@@ -108,46 +108,11 @@ def softmax(
     )
 
 
-class CropSoftmax(layers.Softmax):
-    """x: [crops·B, D], label: [B] → logits [B, classes]; otherwise as Softmax.
-
-    In evaluation the crops of an image, which are next to each other, are one example: their
-    probabilities are averaged, and the logits are the logarithms of the mean.
-    """
-
-    class Params(layers.Softmax.Params):
-        """Fields of CropSoftmax."""
-
-    params: Params
-
-    def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
-        """See `Layer.fprop`."""
-        x, *labels = inputs if isinstance(inputs, tuple) else (inputs,)
-        logits = self.logits(theta, x, ctx)
-        if labels:
-            if not ctx.training and not _known_equal(logits, labels[0]):
-                logits = _averaged(logits, tf.shape(labels[0])[0])
-            self.add_loss(logits, tuple(labels), ctx)
-        return logits
-
-
-def _known_equal(logits: tf.Tensor, label: tf.Tensor) -> bool:
-    """Whether both are known, while tracing, to have as many rows."""
-    return logits.shape[0] is not None and logits.shape[0] == label.shape[0]
-
-
-def _averaged(logits: tf.Tensor, examples: tf.Tensor) -> tf.Tensor:
-    """Return the logarithm of the mean probabilities of each example's rows."""
-    by_crop = tf.reshape(tf.nn.log_softmax(logits), [examples, -1, logits.shape[-1]])
-    crops = tf.cast(tf.shape(by_crop)[1], logits.dtype)
-    return tf.reduce_logsumexp(by_crop, 1) - tf.math.log(crops)
-
-
 class Classifier(layers.Composite, core_heads.Head):
     """x: [B, H, W, C], label: [B] → logits [B, classes]: ReLU, mean over [H, W], dropout, softmax.
 
-    See `CropSoftmax` for the loss, metrics and several crops of an image. The metric top{k} is left
-    out where there are no more than k classes.
+    Loss and metrics are those of `Softmax`; top{k} is left out where there are no more than k
+    classes.
     """
 
     class Params(core_heads.LabelledParams, layers.Composite.Params):
@@ -164,7 +129,7 @@ class Classifier(layers.Composite, core_heads.Head):
                 operations.relu(),
                 layers.GlobalPool2D.Params(name="pool"),
                 layers.Dropout.Params(name="dropout", rate=self.dropout),
-                softmax(CropSoftmax, self, reads=("x", *self.reads[1:]), **shared),
+                softmax(self, reads=("x", *self.reads[1:]), **shared),
             ]
             return operations.by_name(parts)
 

@@ -73,20 +73,3 @@ def test_layer_norm_has_the_second_derivative_of_plain_tensorflow() -> None:
 
     values = _values((3, 4, 5), tf.float64)
     _assert_near(_gradients(slope(_ours), values), _gradients(slope(_plain), values), 1e-10)
-
-
-@pytest.mark.parametrize("name", ["shift", "slope", "scale"])
-def test_a_broken_gradient_of_layer_norm_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    breaks: dict[str, Any] = {
-        "shift": ("reduce_mean", lambda *given, **_: tf.zeros_like(given[0][..., :1])),
-        "slope": ("rsqrt", lambda value: 1.001 / tf.sqrt(value)),
-        "scale": ("reduce_sum", lambda value, *axes: 2.0 * tf.math.reduce_sum(value, *axes)),
-    }
-    where, broken = breaks[name]
-    values = _values((3, 4, 5), tf.float64)
-    expected = _gradients(_plain, values)
-    monkeypatch.setattr(tf.math if where == "rsqrt" else tf, where, broken)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        _assert_near(_gradients(_ours, values), expected, 1e-12)

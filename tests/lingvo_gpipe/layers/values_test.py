@@ -222,19 +222,6 @@ def test_moments_over_ragged_micro_batches_are_the_whole_batchs(warm: bool) -> N
     np.testing.assert_allclose(merged["moving_variance"], exact.var((0, 1, 2)), rtol=3e-7)
 
 
-def test_moments_are_sums_around_the_moving_mean() -> None:
-    _, layer, theta, state = batch_norm(dtype=DTYPE)
-    state["moving_mean"] = tf.constant([1.0, -2.0, 0.5, 3.0], tf.float64)
-    x = layer_cases.draw([tf.TensorSpec((4, 7, 6, 4), tf.float64)])[0]
-    ctx = layer_cases.context(state)
-    layer.run(theta, x, ctx)
-    moments = ctx.collected.moments["net"]
-    shifted = np.asarray(x - state["moving_mean"])
-    assert moments["count"] == 4 * 7 * 6
-    np.testing.assert_allclose(moments["sum"], shifted.sum((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(moments["sum_of_squares"], (shifted**2).sum((0, 1, 2)), rtol=1e-12)
-
-
 def test_a_batch_norm_that_counted_nothing_moves_nothing() -> None:
     _, layer, _, state = batch_norm()
     nothing = {"count": tf.zeros([], tf.float64)}
@@ -425,19 +412,6 @@ def test_softmax_counts_weighted_labels_alone() -> None:
     )
     fields = {"label": given[1], "weights": given[2]}
     np.testing.assert_allclose(meta.losses[0].weight(fields), total)
-
-
-def test_a_tied_softmax_uses_the_embedding_table() -> None:
-    params = layers.SequenceSoftmax.Params(vocabulary=7, tie={"kernel": "embedding/table"})
-    meta = layer_cases.meta_of(params, SEQUENCE, IDS)
-    table = layers.Embedding.Params(vocabulary=7, units=8)
-    (owner,) = layer_cases.meta_of(table, IDS).variables
-    kernel = meta.variables[0]
-    assert (kernel.tie, kernel.shape, kernel.dtype) == (
-        "embedding/table",
-        owner.shape,
-        owner.dtype,
-    )
 
 
 def test_nan_logits_are_no_hits() -> None:

@@ -213,18 +213,6 @@ def test_outputs_are_read_of_classifiers_of_drawn_examples_alone(case: str) -> N
     assert not Examples(pipe, source, 4).reads_outputs(batch)
 
 
-def test_the_crops_of_an_example_are_averaged() -> None:
-    source = DrawnPoints.Params(batch_size=2).instantiate()
-    batch = {**next(iter(source.evaluation("test"))), "label": tf.constant([2, 1])}
-    pipe = built(one_layer_task())
-    examples = Examples(pipe, source, 2)
-    assert examples.reads_outputs(batch)
-    shares = [[0.9, 0.1, 0.0], [0.0, 0.2, 0.8], [0.1, 0.8, 0.1], [0.3, 0.6, 0.1]]
-    examples.add(batch, {"x": tf.math.log(tf.constant(shares))})
-    found = [(e.label, e.predicted, round(e.confidence, 5)) for e in examples.chosen()]
-    assert found == [(2, 0, 0.45), (1, 1, 0.7)]
-
-
 def test_a_run_and_an_evaluation_show_them(tmp_path: Path) -> None:
     params = one_layer_task(max_steps=1)
     params.input = DrawnPoints.Params(batch_size=8, eval_batch_size=5)

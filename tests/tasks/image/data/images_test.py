@@ -98,42 +98,6 @@ def test_the_central_share_of_each_side_is_evaluated(
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
-def test_the_aspect_may_be_kept(one: pathlib.Path) -> None:
-    whole = pixels(3, 40, 60)
-    expected = tf.image.resize(whole[:, 10:50], [8, 8], antialias=True) / 255
-    found = evaluated(one, height=8, width=8, keep_aspect=True)
-    np.testing.assert_allclose(found[0], expected, atol=1e-6)
-    # 0.8 of a centre of 20 × 60.
-    expected = tf.image.resize(whole[12:28, 6:54], [4, 12], antialias=True) / 255
-    found = evaluated(one, height=4, width=12, keep_aspect=True, central=0.8)
-    np.testing.assert_allclose(found[0], expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("crops", [5, 10])
-def test_several_crops_are_corners_and_centre_and_mirrored(one: pathlib.Path, crops: int) -> None:
-    whole = pixels(3, 40, 60)
-    found = evaluated(one, height=15, width=23, central=0.75, crops=crops)
-    assert found.shape == (1, crops, 15, 23, 3)
-    (single,) = evaluated(one, height=15, width=23, central=0.75)
-    np.testing.assert_array_equal(found[0, 4], single)
-    # A margin of 7.5 on either side is 7.
-    sides = [(0, 0, 30, 46), (0, 14, 30, 46), (10, 0, 30, 46), (10, 14, 30, 46), (5, 7, 30, 46)]
-    for number, (row, column, height, width) in enumerate(sides):
-        window = whole[row : row + height, column : column + width]
-        expected = tf.image.resize(window, [15, 23], antialias=True) / 255
-        np.testing.assert_allclose(found[0, number], expected, atol=1e-6)
-        if crops == 10:
-            np.testing.assert_array_equal(found[0, 5 + number], found[0, number][:, ::-1])
-
-
-def test_several_crops_are_only_in_evaluation_and_reported(folder: pathlib.Path) -> None:
-    source = folder_input(folder, resize=True, central=0.8, crops=5, eval_batch_size=2)
-    assert source.element_spec(training=False)["image"].shape == [2, 5, 6, 5, 3]
-    assert source.element_spec()["image"].shape == [4, 6, 5, 3]
-    assert next(iter(source.batches(1)))["image"].shape == [4, 6, 5, 3]
-    assert next(iter(source.evaluation("test")))["image"].shape == [2, 5, 6, 5, 3]
-
-
 # --- Training -------------------------------------------------------------------------------------
 
 
@@ -177,7 +141,7 @@ def test_pictures_are_what_was_read(folder: pathlib.Path) -> None:
 # --- Serving --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{}, {"crops": 5, "central": 0.8, "resize": True}])
+@pytest.mark.parametrize("more", [{}, {"central": 0.8, "resize": True}])
 def test_files_are_served_in_evaluations_preprocessing(
     folder: pathlib.Path, more: dict[str, Any]
 ) -> None:
@@ -251,16 +215,13 @@ def test_another_number_of_classes_is_refused(
     ("more", "text"),
     [
         ({"channels": 2}, "input.channels=2 is not possible. Use 1 or 3"),
-        ({"channels": 1, "policy": "randaugment"}, "input.saturation and policy need 3"),
+        ({"channels": 1, "saturation": (0.5, 1.5)}, "input.saturation needs 3"),
         (
             {"mean": (0.5,)},
             r"input.mean=\(0.5,\) is not possible. Use 3 numbers, one for each chan",
         ),
         ({"central": 0.0}, "input.central=0.0 is not possible. Use more than 0, at most 1"),
         ({"central": 0.5}, "input.central=0.5 is not possible. It needs input.resize=True"),
-        ({"keep_aspect": True}, "keep_aspect=True is not possible. It needs input.resize=True"),
-        ({"crops": 5}, "input.crops=5 is not possible. It needs input.resize=True"),
-        ({"crops": 5, "resize": True}, "have no corners: set input.central, such as 0.875"),
         ({"saturation": (1.5, 0.5)}, r"input.saturation=\(1.5, 0.5\) is not possible. Use two"),
         ({"crop_area": (0.5, 1.5)}, r"input.crop_area=\(0.5, 1.5\) is not possible. Use two above"),
         ({"crop_aspect": (0.0, 1.0)}, r"crop_aspect=\(0.0, 1.0\) is not possible. Use two above"),

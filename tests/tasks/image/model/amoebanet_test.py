@@ -190,7 +190,7 @@ def test_drop_path_ends_every_operation_but_none() -> None:
     assert operations_of["state_2_left"].drop_path.steps == 100
 
 
-# --- crops, the auxiliary head, classes -----------------------------------------------------------
+# --- the auxiliary head, classes -----------------------------------------------------------
 
 
 def pipeline(**settings: Any) -> Any:
@@ -200,28 +200,6 @@ def pipeline(**settings: Any) -> Any:
     fields = {"image": tf.TensorSpec([4, 11, 11, 3]), "label": tf.TensorSpec([4], tf.int32)}
     pipe.build(fields)
     return pipe
-
-
-def test_crops_of_an_image_are_averaged_as_probabilities() -> None:
-    pipe = pipeline(label_smoothing=0.0, top_k=2)
-    crops = tf.random.stateless_normal([4, 5, 11, 11, 3], [1, 2])
-    label = tf.constant([0, 1, 2, 1])
-    first = pipe.evaluate({"image": crops[:, 0], "label": label}, outputs=True)
-    kernel = pipe.by_path["classifier/softmax/kernel"]
-    kernel.assign(kernel * 2 / np.abs(first.outputs["classifier"]).max())
-    found = pipe.evaluate({"image": crops, "label": label}, outputs=True)
-    assert found.outputs["classifier"].shape == [4, 3]
-    single = [
-        pipe.evaluate({"image": crops[:, n], "label": label}, outputs=True).outputs["classifier"]
-        for n in range(5)
-    ]
-    mean = np.mean([tf.nn.softmax(logits) for logits in single], 0)
-    assert np.ptp(np.stack(single), 0).max() > 1e-3  # crops differ
-    np.testing.assert_allclose(np.exp(found.outputs["classifier"]), mean, rtol=1e-4)
-    own = np.take_along_axis(mean, label.numpy()[:, None], 1)[:, 0]
-    assert float(found.loss) == pytest.approx(-np.mean(np.log(own)), rel=1e-4)
-    assert float(found.sums["accuracy"]["weight"]) == 4
-    assert float(found.sums["accuracy"]["total"]) == np.sum(mean.argmax(1) == label.numpy())
 
 
 @pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])

@@ -76,7 +76,7 @@ def test_a_step_that_does_not_fit_is_divided_until_it_does(partitions: int) -> N
 
 
 def test_more_partitions_are_named_where_nothing_else_helps() -> None:
-    with pytest.raises(errors.PartitionError, match="It fits with num_partitions=[2-7]"):
+    with pytest.raises(errors.PartitionError, match=r"It fits with num_partitions=[2-7]"):
         fitted(wide(), num_partitions=1, device_memory="15MiB", adapt_to_memory=True)
 
 

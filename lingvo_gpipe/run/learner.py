@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -62,6 +62,18 @@ class NonfiniteField(NamedTuple):
     row: int | None
 
 
+class LastPart(NamedTuple):
+    """The last mini-batch of an update, or the last group of its micro-batches.
+
+    Attributes:
+        begun_s: when it began, in seconds since 1970.
+        num_parts: number of mini-batches or groups of the update.
+    """
+
+    begun_s: float
+    num_parts: int
+
+
 class Learner:
     """A network in training.
 
@@ -74,8 +86,7 @@ class Learner:
         pipe: the network, as one group runs it.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
-        after_part: if set, called after each mini-batch of an update, or group of one, with the
-            time at which it began, in seconds since 1970. Its own time belongs to none of them.
+        last_part: when the last mini-batch of an update, or group of one, began.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -98,7 +109,7 @@ class Learner:
         )
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self.after_part: Callable[[float], None] | None = None
+        self.last_part = LastPart(0.0, 1)
         self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
@@ -138,13 +149,12 @@ class Learner:
         Args:
             batches: the mini-batches of the update, each name → nest of tensors.
         """
-        begun_s = time.time()
         if self.pipe.params.check_values:
             for batch in batches:
                 self.pipe.analysis.check_values(*parts.of_batch(batch))
         cut = list(self._groups(batches))
         try:
-            return self._update([group for group, _ in cut], begun_s)
+            return self._update([group for group, _ in cut])
         except tf.errors.OpError as error:
             raise self._explained(error, cut) from error
 
@@ -219,10 +229,10 @@ class Learner:
                 break
         return cause
 
-    def _update(self, groups: Sequence[Group], begun_s: float) -> UpdateResult:
+    def _update(self, groups: Sequence[Group]) -> UpdateResult:
         if len(groups) == 1:
+            self.last_part = LastPart(time.time(), 1)
             result: UpdateResult = self._update_by_one(parts.of_batch(groups[0].fields))
-            self._end_part(begun_s)
             return result
         of_batch = [loss.name for loss in self.pipe.analysis.losses if loss.of_batch]
         weights: dict[str, tf.Tensor] | None = None
@@ -235,19 +245,13 @@ class Learner:
         first = tf.constant(0)
         total: _Sums | None = None
         for group in groups:
+            self.last_part = LastPart(time.time(), len(groups))
             gradients, sums, first = self._accumulate(
                 parts.of_batch(group.fields), gradients, weights, first
             )
-            begun_s = self._end_part(begun_s)
             total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)
         return result
-
-    def _end_part(self, begun_s: float) -> float:
-        """Call `after_part`; return when the next part begins."""
-        if self.after_part is not None:
-            self.after_part(begun_s)
-        return time.time()
 
     def reset_to_weights(self) -> None:
         """Assign the current weights to averages, and to slots that begin as their weight."""

@@ -311,12 +311,7 @@ class _Training:
         learner, step = self._learner, self.state.step
         begun, traces = time.perf_counter(), learner.num_traces
         scale = learner.updater.loss_scale
-        recorded = (
-            contextlib.nullcontext()
-            if self._recorder is None
-            else self._recorder.watching(step + 1)
-        )
-        with self._watchdog.watching(f"step {step}"), recorded:
+        with self._watchdog.watching(f"step {step}"):
             result = learner.update(batches)
             finite = bool(result.scalars["finite"]) and math.isfinite(result.loss)
         self.state.position.assign_add(len(batches))
@@ -326,7 +321,7 @@ class _Training:
         if step > self._first_step and learner.num_traces > traces:
             self._options.report(f"step {step + 1} took {step_s:.1f} s: another shape was traced")
         if self._recorder is not None:
-            step_s -= self._recorder.record(step + 1, input_s, writers.train)
+            self._recorder.record(step + 1, input_s, writers.train)
         return StepReport(
             result,
             num_rows=sum(evaluation.num_rows(self._pipe, batch) for batch in batches),

@@ -7,13 +7,12 @@ TensorBoard.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -133,39 +132,23 @@ def _time_of(host: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
-    """When the slots of one mini-batch, or group of micro-batches, ran.
-
-    Attributes:
-        around: when it began and ended, in seconds since 1970.
-        spans: its calls, by the same clock; a device is that of its replica, replica after replica.
-    """
-
-    around: breakdown.Around
-    spans: Sequence[simulate.Span]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One step: timelines of each replica, and the parts of each device's time.
 
     Attributes:
-        timelines: of each replica, of each mini-batch or group that it computed; times are from
-            the start of the step.
-        rows: parts of the time of each device, replica after replica, over the whole step.
-        num_parts: number of mini-batches or groups.
+        timelines: of each replica that computed; times are from the start of the step.
+        rows: parts of the time of each device, replica after replica.
     """
 
-    timelines: tuple[tuple[simulate.Timeline, ...], ...]
+    timelines: tuple[simulate.Timeline, ...]
     rows: tuple[dict[str, float], ...]
-    num_parts: int
 
 
 class StepAssembler:
-    """Makes timelines and breakdowns of steps from when the slots of their parts ran.
+    """Makes timelines and breakdowns of steps from when their slots ran.
 
     Attributes:
-        analysis: the network that runs each part.
+        analysis: the network that runs them.
     """
 
     def __init__(self, analyzed: analysis.Analysis) -> None:
@@ -178,33 +161,25 @@ class StepAssembler:
         self.analysis = analyzed
         self._times = slot_times.by_flops(analyzed)
 
-    def step(self, parts: Sequence[Part], input_s: float) -> RecordedStep:
+    def step(self, spans: Sequence[simulate.Span], around: breakdown.Around) -> RecordedStep:
         """Return what was recorded of a step.
 
         Args:
-            parts: its mini-batches or groups, in order. What is between two of them does not
-                belong to the step.
-            input_s: seconds for which it waited for its mini-batches.
+            spans: its calls, in seconds since 1970; a device is that of its replica, replica after
+                replica.
+            around: when it began and ended, by the same clock, and how long it waited for its
+                mini-batches.
         """
-        timelines: list[list[simulate.Timeline]] = []
+        timelines = self._timelines(spans, -around.begun_s)
+        around = breakdown.Around(0.0, around.ended_s - around.begun_s, around.input_s)
         rows: list[dict[str, float]] = []
-        begun_s = 0.0
-        for number, part in enumerate(parts):
-            length_s = part.around.ended_s - part.around.begun_s
-            around = breakdown.Around(begun_s, begun_s + length_s, input_s if number == 0 else 0.0)
-            of_part = self._timelines(part.spans, begun_s - part.around.begun_s)
-            timelines += [[] for _ in of_part[len(timelines) :]]
-            rows_of_part: list[dict[str, float]] = []
-            for of_replica, timeline in zip(timelines, of_part, strict=False):
-                of_replica.append(timeline)
-                recomputed = functools.partial(self._recomputed, timeline.table.num_micro_batches)
-                rows_of_part += breakdown.of_step(timeline, around, recomputed)
-            rows = breakdown.added(rows, rows_of_part)
-            begun_s += length_s
-        return RecordedStep(tuple(map(tuple, timelines)), tuple(rows), len(parts))
+        for timeline in timelines:
+            recomputed = functools.partial(self._recomputed, timeline.table.num_micro_batches)
+            rows += breakdown.of_step(timeline, around, recomputed)
+        return RecordedStep(tuple(timelines), tuple(rows))
 
     def _timelines(self, spans: Sequence[simulate.Span], later_s: float) -> list[simulate.Timeline]:
-        """Return the timeline of each replica that has micro-batches of a part."""
+        """Return the timeline of each replica that has micro-batches."""
         num_micro_batches = 1 + max(span.slot.micro_batch for span in spans)
         shares = replicas.shares(num_micro_batches, self.analysis.params.num_replicas)
         timelines = []
@@ -246,8 +221,7 @@ class StepAssembler:
 class Recorder:
     """Records steps of a run.
 
-    Where an update has several mini-batches, or groups of micro-batches, times are read after each:
-    all of them are in the breakdown and in the trace; the pictures show the last one.
+    Of an update of several mini-batches, or groups of micro-batches, it records the last one.
     """
 
     def __init__(
@@ -271,58 +245,51 @@ class Recorder:
         self._report = report
         self._stamps = learner.pipe.executor.note_times()
         self._assembler = StepAssembler(learner.pipe.analysis)
-        self._parts: list[Part] = []
-        self._offsets: dict[int, ClockOffset] = {}
-        self._reading_s: list[float] = []  # after each part
         self._has_recorded = False
 
-    @contextlib.contextmanager
-    def watching(self, step: int) -> Iterator[None]:
-        """Note the times of the step that runs inside, if it was chosen."""
-        self._parts, self._offsets, self._reading_s = [], {}, []
-        self._learner.after_part = self._note if step in self._chosen else None
-        try:
-            yield
-        finally:
-            self._learner.after_part = None
-
-    def record(self, step: int, input_s: float, writer: tensorboard.Writer) -> float:
+    def record(self, step: int, input_s: float, writer: tensorboard.Writer) -> None:
         """Write the timeline of the step that has just ended, if it was chosen.
 
         Args:
             step: its number.
             input_s: seconds for which it waited for its mini-batches.
             writer: writer of the run's curves.
-
-        Returns:
-            The seconds of the step in which its times were read.
         """
+        ended_s = time.time()
         if step not in self._chosen:
-            return 0.0
+            return
         self._has_recorded = True
-        recorded = self._recorded(input_s)
-        for number, timelines in enumerate(recorded.timelines):
-            both = {"measured": timelines, "simulated": list(map(_simulated_beside, timelines))}
-            joined = {name: simulate.joined(each) for name, each in both.items()}
+        part = self._learner.last_part
+        hosts = self._stamps.hosts
+        workers = workers_of(hosts)
+        offsets = clock_offsets(workers)
+        later_s = {workers[number]: -offset.seconds for number, offset in offsets.items()}
+        spans = [span.later(later_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
+        recorded = self._assembler.step(spans, breakdown.Around(part.begun_s, ended_s, input_s))
+        for number, measured in enumerate(recorded.timelines):
+            both = {"measured": measured, "simulated": _simulated_beside(measured)}
             path = self._folder / f"step_{step}_replica_{number}.json"
-            tensorboard.write_text(path, drawing.chrome_trace(joined))
+            tensorboard.write_text(path, drawing.chrome_trace(both))
         table = breakdown.table_of(recorded.rows, self._labels(recorded))
         lines = [*units.table(table, "l" + "r" * (len(table[0]) - 1)), _compared(recorded)]
-        last = recorded.timelines[0][-1]
-        writer.png(step, "timeline/measured", drawing.draw(last.later(-last.first_s)))
-        writer.png(step, "timeline/simulated_from_means", drawing.draw(_simulated(last)))
+        first = recorded.timelines[0]
+        writer.png(step, "timeline/measured", drawing.draw(first.later(-first.first_s)))
+        writer.png(step, "timeline/simulated_from_means", drawing.draw(_simulated(first)))
         writer.text(step, "timeline/breakdown", "\n".join(lines))
         writer.flush()
-        parts = f", {recorded.num_parts} mini-batches or groups" if recorded.num_parts > 1 else ""
-        self._report("\n".join([f"step {step}{parts}:", *lines]))
+        which = (
+            f", the last of {part.num_parts} mini-batches or groups" if part.num_parts > 1 else ""
+        )
+        self._report("\n".join([f"step {step}{which}:", *lines]))
         self._report(f"traces for ui.perfetto.dev: {self._folder}")
-        if self._offsets:
-            offsets = ", ".join(
+        if offsets:
+            differences = ", ".join(
                 f"worker {n}: {1e3 * o.seconds:+.1f} ms (± {1e3 * o.error_s:.1f})"
-                for n, o in sorted(self._offsets.items())
+                for n, o in sorted(offsets.items())
             )
-            self._report(f"times are corrected, because clocks differ from the chief's: {offsets}")
-        return sum(self._reading_s)
+            self._report(
+                f"times are corrected, because clocks differ from the chief's: {differences}"
+            )
 
     def finish(self, last_step: int) -> None:
         """Report it if none of the chosen steps was computed.
@@ -335,26 +302,6 @@ class Recorder:
                 f"--profile_steps={self._chosen.start}:{self._chosen.stop}: this run has computed "
                 f"none of these steps; its last one was {last_step}"
             )
-
-    def _recorded(self, input_s: float) -> RecordedStep:
-        """Return the timelines and the parts of the step that has just ended."""
-        *parts, last = self._parts
-        # The update of the weights follows the reading of the last part's times.
-        around = dataclasses.replace(last.around, ended_s=time.time() - self._reading_s[-1])
-        parts.append(dataclasses.replace(last, around=around))
-        return self._assembler.step(parts, input_s)
-
-    def _note(self, begun_s: float) -> None:
-        """Read the times of the mini-batch or group that has just ended, all by one clock."""
-        ended_s = time.time()
-        hosts = self._stamps.hosts
-        workers = workers_of(hosts)
-        offsets = clock_offsets(workers)
-        later_s = {workers[number]: -offset.seconds for number, offset in offsets.items()}
-        spans = [span.later(later_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
-        self._parts.append(Part(breakdown.Around(begun_s, ended_s), spans))
-        self._offsets |= offsets
-        self._reading_s.append(time.time() - ended_s)
 
     def _labels(self, recorded: RecordedStep) -> list[str]:
         """Return the names of the devices of all replicas that computed."""
@@ -379,9 +326,9 @@ def _compared(recorded: RecordedStep) -> str:
 
     The table has the median time of its slots, which leaves out what disturbs a few of them.
     """
-    timelines = recorded.timelines[0]
-    medians = breakdown.mean_seconds(simulate.joined(timelines), statistics.median)
-    needed_s = sum(simulate.simulate(t.table, medians).makespan_s for t in timelines)
+    measured = recorded.timelines[0]
+    medians = breakdown.mean_seconds(measured, statistics.median)
+    needed_s = simulate.simulate(measured.table, medians).makespan_s
     measured_s = sum(recorded.rows[0].values())
     return (
         f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "

@@ -93,28 +93,6 @@ def of_step(
     return rows
 
 
-def added(
-    rows: Sequence[Mapping[str, float]], later: Sequence[Mapping[str, float]]
-) -> list[dict[str, float]]:
-    """Return the parts of each device over two consecutive times.
-
-    A device that computed in only one of them, as that of a replica without micro-batches, waited
-    during the other: imbalance.
-
-    Args:
-        rows: of each device in the first one, part → seconds; empty: there is none.
-        later: likewise in the second one.
-    """
-    sums = [dict.fromkeys(PARTS, 0.0) for _ in range(max(len(rows), len(later)))]
-    for period in filter(None, (rows, later)):
-        whole_s = sum(period[0].values())
-        for device, parts in enumerate(sums):
-            row = period[device] if device < len(period) else {"imbalance": whole_s}
-            for name, seconds in row.items():
-                parts[name] += seconds
-    return sums
-
-
 def table_of(rows: Sequence[Mapping[str, float]], labels: Sequence[str]) -> list[list[str]]:
     """Return the shares of each part as rows of text: a head, then a row for each device.
 

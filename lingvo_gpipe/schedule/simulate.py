@@ -103,25 +103,6 @@ class Timeline:
         return tuple(peaks)
 
 
-def joined(timelines: Sequence[Timeline]) -> Timeline:
-    """Return the slots of consecutive groups of micro-batches, numbered one after the other.
-
-    The table is that of the first one; nothing that needs all slots of a table can be asked of it.
-
-    Args:
-        timelines: of each group, in order.
-    """
-    spans: list[Span] = []
-    earlier = 0
-    for timeline in timelines:
-        for span in timeline.spans:
-            slot = span.slot
-            slot = Slot(slot.cell, slot.phase, slot.micro_batch + earlier)
-            spans.append(Span(span.device, slot, span.start_s, span.end_s))
-        earlier += timeline.table.num_micro_batches
-    return Timeline(timelines[0].table, tuple(spans))
-
-
 EQUAL_SLOTS: dict[Phase, float] = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 """Lengths of slots, in forwards, of cells that keep their forwards."""
 

@@ -99,19 +99,6 @@ def test_the_gradient_of_a_fused_slot_is_there_when_it_ends() -> None:
     assert first["fill and drain"] + first["imbalance"] == 3.0
 
 
-def test_parts_of_consecutive_times_add_up_and_an_absent_device_waits() -> None:
-    timeline = simulated("1f1b", 2, 4, [1.0, 1.0], [2.0, 2.0])
-    one, *_ = rows = breakdown.of_step(timeline, breakdown.Around(-0.5, 16.0, 1.0))
-    assert breakdown.added([], rows) == rows
-    first, second, third, fourth = breakdown.added([*rows, *rows], rows)
-    assert first == pytest.approx({name: 2 * value for name, value in one.items()})
-    whole_s = sum(one.values())
-    assert third["imbalance"] == pytest.approx(one["imbalance"] + whole_s)
-    for row in (first, second, third, fourth):
-        assert sum(row.values()) == pytest.approx(2 * whole_s)
-    assert breakdown.added(rows, [*rows, *rows]) == [first, second, third, fourth]
-
-
 def test_the_table_shows_parts_that_exist() -> None:
     timeline = simulated("gpipe", 2, 2, [1.0] * 2, [2.0] * 2)
     rows = breakdown.of_step(timeline, breakdown.Around(0.0, timeline.makespan_s + 1.0))

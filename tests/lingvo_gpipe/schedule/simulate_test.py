@@ -191,18 +191,6 @@ def test_times_that_do_not_fit_are_refused(seconds: Any, others: Any, text: str)
         simulate.simulate(schedule.make("gpipe", 2, 2), seconds, **others)
 
 
-def test_groups_are_joined_as_the_micro_batches_of_one_mini_batch() -> None:
-    first, second = (
-        simulate.simulate(schedule.make("1f1b", 2, M), {"F": 1.0, "B": 2.0}) for M in (3, 2)
-    )
-    both = simulate.joined([first, second.later(20.0)])
-    names = {f"{cell}{phase}{m}" for cell in range(2) for phase in "FB" for m in range(5)}
-    assert {str(span.slot) for span in both.spans} == names
-    starts = {str(span.slot): span.start_s for span in both.spans}
-    assert [starts["0F0"], starts["0F3"], starts["1F4"]] == [0.0, 20.0, 24.0]
-    assert both.later(-20.0).first_s == -20.0
-
-
 def test_docstring_examples_run() -> None:
     result = doctest.testmod(simulate)
     assert result.attempted > 0

@@ -196,13 +196,8 @@ class Change:
 
 
 def change(old: str, new: str) -> Change:
-    """Compare two texts of `Task.Params` line by line; neither needs to be readable here.
-
-    A field that `old` was written without has its default there, where `old` is readable.
-    """
+    """Compare two texts of `Task.Params` line by line; neither needs to be readable here."""
     before, after = params_texts.written_values(old), params_texts.written_values(new)
-    if not after.keys() <= before.keys():
-        before = params_texts.written_values(_with_defaults(old))
     lines = params_texts.changed_lines(before, after)
     refused = tuple(line for path, line in lines.items() if _is_fixed(path))
     names = before.get("name", _NO_NAME), after.get("name", _NO_NAME)
@@ -215,14 +210,6 @@ def _is_fixed(path: str) -> bool:
         return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
     return fits(_FIXED) and not fits(_MAY_CHANGE)
-
-
-def _with_defaults(text: str) -> str:
-    """Return a text with all fields that its classes have; as it is where it cannot be read."""
-    try:
-        return hyperparams.from_text(text).to_text()
-    except errors.ParamsError:
-        return text
 
 
 def is_complete(params: Task.Params) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from typing import BinaryIO, TypeAlias
 
@@ -52,18 +51,3 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     except UnicodeDecodeError as error:
         reason = f"it is not a text in UTF-8 (byte {error.start})"
         raise OSError(errno.EILSEQ, reason, path) from error
-
-
-def read_json(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> object:
-    """Return the value of a file of JSON; bytes that are not UTF-8 become surrogates.
-
-    Raises:
-        OSError: it cannot be read, has more than `max_bytes`, or is not JSON.
-    """
-    text = read(path, max_bytes).decode(errors="surrogateescape")
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = str(error) if text.strip() else "it is empty"
-        raise OSError(errno.EILSEQ, f"it is not JSON: {reason}", path) from error
-    return value

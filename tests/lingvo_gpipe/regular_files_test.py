@@ -28,16 +28,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert reason(lambda: regular_files.read(tmp_path / "pipe")) == "it is not a regular file"
 
 
-def test_a_text_is_utf8_and_json_is_json(tmp_path: Path) -> None:
+def test_a_text_is_utf8(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"abc\xff")
     assert reason(lambda: regular_files.read_text(path)) == "it is not a text in UTF-8 (byte 3)"
-    for content, text in (
-        (b"", "it is not JSON: it is empty"),
-        (b"{1", "it is not JSON: Expecting property name"),
-        (b"[" * 100_000, "it is not JSON: maximum recursion depth"),
-    ):
-        path.write_bytes(content)
-        assert reason(lambda: regular_files.read_json(path)).startswith(text)
-    path.write_bytes(b'["\xff"]')
-    assert regular_files.read_json(path) == ["\udcff"]

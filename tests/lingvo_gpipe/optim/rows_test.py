@@ -181,7 +181,9 @@ def test_rows_with_a_gradient_get_the_bits_of_the_whole_update(rule: str) -> Non
 
 
 @pytest.mark.parametrize("rule", list(RULES))
-@pytest.mark.parametrize("shape", [(1001, 37), (301, 3, 11)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1001, 37), pytest.param((301, 3, 11), marks=pytest.mark.sameness_grid)], ids=str
+)
 def test_a_table_all_of_whose_rows_have_a_gradient_is_updated_as_without(
     rule: str, shape: tuple[int, ...]
 ) -> None:

@@ -2,6 +2,11 @@
 
 Where gradients come from belongs to `lingvo_gpipe.execution`; "schedule" is the pipeline's word and
 is not used here.
+
+- The rule of one weight: `rule`; those of Keras `keras_rule`, others `adafactor`, `rmsprop`
+- Its rate: `learning_rates`; rates by group and lazy tables: `optimizer`, `rows`
+- The update of a network: `update`, layer by layer `layer_programs`; decay, loss scale and averages
+  in `options`
 """
 
 from lingvo_gpipe.optim.adafactor import Adafactor

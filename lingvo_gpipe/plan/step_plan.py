@@ -232,23 +232,16 @@ def make(
             take time.
         known: what other plans of the same layers have found.
     """
-    num_replicas, whole = params.num_replicas, (params, fields)
-    params, fields = replicas.first_share(params, fields)
-    analysis = network.analyze(_with_cuts_of(params, *whole), fields)
+    num_replicas = params.num_replicas
     layer_times = None if known is None else known.layer_times
     if profile and layer_times is None:
-        layer_times = profiling.layer_times(*whole)
+        layer_times = profiling.layer_times(params, fields)
+    analysis = _analyzed(params, fields, layer_times)
     in_seconds = layer_times is not None or bool(cluster and cluster.flops)
     if layer_times is None:
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
-    else:
-        reuses = [cell.reuse for cell in analysis.cells]
-        costs = recompute.costs(reuses, layer_times)
-        params = _with_cuts_of(params, *whole, costs=costs)
-        analysis = network.analyze(params, fields, costs=costs)
     if known is None:
-        slots = slot_bytes(analysis.variables, optimizer_params, averages=averages)
-        known = Known(slots)
+        known = Known(slot_bytes(analysis.variables, optimizer_params, averages=averages))
     stream = traffic.Stream(analysis)
     all_links = traffic.links(analysis, stream)
     exchange = traffic.Exchange(analysis, analysis.owners(num_replicas), num_replicas)
@@ -270,7 +263,7 @@ def make(
     if profile:
         needs = activations.traced(analysis)
         num_live = max(timeline.peak_live)
-        measured = profiling.cell_times(whole[0], analysis, needs, num_live, known.programs)
+        measured = profiling.cell_times(params, analysis, needs, num_live, known.programs)
         if measured is not None:
             times = measured
             timeline = simulated(times)
@@ -280,7 +273,7 @@ def make(
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
     several_hosts = cluster is not None and cluster.count > 1
-    packed = several_hosts or any(packing.is_packed(name) for name in params.devices or ())
+    packed = several_hosts or any(map(packing.is_packed, analysis.params.devices or ()))
 
     def cell_plan(cell: network.Cell, replica: int) -> CellPlan:
         elsewhere = {path for path, owner in exchange.owners.items() if owner != replica}
@@ -343,25 +336,31 @@ def make(
     )
 
 
-def _with_cuts_of(
-    one: network.PipelineParams,
+def _analyzed(
     params: network.PipelineParams,
     fields: Mapping[str, SpecNest],
-    costs: tuple[tuple[float, ...], ...] | None = None,
-) -> network.PipelineParams:
-    """Return the params of one replica, cut as all of them are.
-
-    Replicas change an automatic cut within `device_memory` alone.
+    layer_times: Sequence[recompute.Work] | None,
+) -> network.Analysis:
+    """Return the analysis of one replica, cut as all of them are, by the times of layers if known.
 
     Args:
-        one: params of the first replica.
-        params: params of all.
+        params: params of the network, with all replicas.
         fields: the mini-batch's fields, of all.
-        costs: as `network.analyze` takes them.
+        layer_times: measured times; None: FLOPs count.
     """
-    if params.num_replicas == 1 or params.device_memory is None or params.cells:
-        return one
-    return one.copy().set(cuts=network.analyze(params, fields, costs=costs).cuts)
+    one, fields_of_one = replicas.first_share(params, fields)
+    # Replicas change an automatic cut within `device_memory` alone.
+    are_cut_together = params.num_replicas > 1 and params.device_memory and not params.cells
+
+    def analyze(costs: tuple[tuple[float, ...], ...] | None = None) -> network.Analysis:
+        if are_cut_together:
+            one.cuts = network.analyze(params, fields, costs=costs).cuts
+        return network.analyze(one, fields_of_one, costs=costs)
+
+    analysis = analyze()
+    if layer_times is None:
+        return analysis
+    return analyze(recompute.costs([cell.reuse for cell in analysis.cells], layer_times))
 
 
 def _order(

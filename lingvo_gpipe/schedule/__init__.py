@@ -2,6 +2,13 @@
 
 Plain Python. What a slot computes, and on which device, belongs to `lingvo_gpipe.execution`. A new
 schedule is a function of `schedule.named`; a table as text may place any cell on any device.
+
+- What is a schedule? `slot`, `table`; what makes one illegal, `legality`
+- Which are there? `named`; what several share is in `orders`, a search for the shortest in `search`
+- How long does it take? `simulate`, drawn by `drawing`; where measured time went, `breakdown`, and
+  what a running step waits for, `progress`
+- Which forwards are computed again? `recompute`
+- How many layers has each of a device's cells? `shared_devices`
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_a_step_in_groups_is_recorded_and_planned(tmp_path: Path) -> None:
     profiles = Profiles(range(2, 3))
     loop.run(params, tmp_path, profiles=profiles, report=lines.append)
     # An update has two mini-batches.
-    taken = "step 2, 8 mini-batches or groups:"
+    taken = "step 2, the last of 8 mini-batches or groups:"
     (line,) = [line for line in lines if line.startswith(taken)]
     (step_ms,) = {row.split()[-1] for row in line.splitlines()[2:-1]}
     (compared,) = [line for line in lines if "that its table needs" in line]

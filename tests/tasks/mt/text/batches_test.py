@@ -1,4 +1,4 @@
-"""Planned mini-batches: shares, epochs, resumption, shapes, packing; no TensorFlow."""
+"""Planned mini-batches: shares, epochs, shapes, packing; `input_test` reads them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,6 @@ def sentences(plan: batches.BatchPlan, planned: batches.PlannedBatch) -> list[in
 
 
 @pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("epoch", [0, 1, 70])
-def test_at_temperature_one_an_epoch_has_every_sentence_once(packing: bool, epoch: int) -> None:
-    plan = plan_of(packing)
-    seen = [n for batch in plan.epoch(epoch) for n in sentences(plan, batch)]
-    assert sorted(seen) == list(range(1000, 1000 + sum(SIZES)))
-
-
-@pytest.mark.parametrize("packing", [False, True])
 def test_epochs_and_seeds_have_orders_of_their_own(packing: bool) -> None:
     orders = {
         tuple(n for batch in plan_of(packing, seed=seed).epoch(epoch) for n in batch.units)
@@ -77,18 +69,6 @@ def test_sentences_are_drawn_as_the_formula_says(temperature: float) -> None:
     wanted = epochs * sum(SIZES) * mixture.probabilities(SIZES, temperature)
     # A stratum's sum is rounded once, not once an epoch.
     assert (np.abs(drawn - wanted) <= 0.5 * len(plan.units.shapes) + 1e-6).all()
-
-
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 5.0])
-def test_resumed_is_uninterrupted(packing: bool, temperature: float) -> None:
-    whole = plan_of(packing, temperature)
-    count = int(whole.epoch_sizes(0, 3).sum()) + 5
-    wanted = [(b.shape, sentences(whole, b)) for b in map(whole.batch, range(count))]
-    for start in (1, count // 2, count - 1):
-        plan = plan_of(packing, temperature)
-        found = [plan.batch(position) for position in range(start, count)]
-        assert [(b.shape, sentences(plan, b)) for b in found] == wanted[start:]
 
 
 def test_position_is_found_far_ahead_without_planning_what_lies_before(
@@ -141,13 +121,6 @@ def test_shapes_are_bounded_and_hold_their_sentences() -> None:
     assert len(full) >= len(plan.epoch(0)) - len(plan.units.shapes)
 
 
-def test_rows_are_a_multiple_and_at_least_one() -> None:
-    assert batches.rows_of(100, 30) == 3
-    assert batches.rows_of(100, 30, multiple_of=2) == 2
-    assert batches.rows_of(10, 30) == 1
-    assert batches.rows_of(10, 30, multiple_of=4) == 4
-
-
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=25), st.integers(1, 4))
 @settings(max_examples=60)
 def test_bounds_pad_least(lengths: list[int], count: int) -> None:
@@ -185,10 +158,3 @@ def test_packed_rows_are_full_and_end_where_nothing_fits() -> None:
     # Two fill a row to its end.
     few = batches.packed(of_one_language(np.full((6, 2), 50)), **made)
     assert few.ends.tolist() == [2, 4, 6]
-
-
-def test_an_evaluation_has_every_sentence_once() -> None:
-    units = units_of(False)
-    planned = batches.once(units)
-    assert sorted(u for batch in planned for u in batch.units) == list(range(sum(SIZES)))
-    assert {batch.shape for batch in planned} <= set(units.shapes)

@@ -16,32 +16,27 @@ SIZES = [1_000_000, 30_000, 2_000, 95, 1]
 PINNED = [2, 4, 1, 5, 6, 3, 0, 7]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
+@pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0, np.inf])
 def test_shares_are_those_of_the_formula(temperature: float) -> None:
     powers = [size ** (1 / temperature) for size in SIZES]
     wanted = [power / sum(powers) for power in powers]
     np.testing.assert_allclose(mixture.probabilities(SIZES, temperature), wanted, rtol=1e-12)
+    assert mixture.probabilities([10, 0, 10], temperature).tolist() == [0.5, 0.0, 0.5]
 
 
-def test_shares_at_the_ends_are_proportional_and_equal() -> None:
-    proportional = mixture.probabilities(SIZES, 1.0)
-    np.testing.assert_allclose(proportional, np.array(SIZES) / sum(SIZES), rtol=1e-12)
-    np.testing.assert_allclose(mixture.probabilities(SIZES, np.inf), np.full(5, 0.2), rtol=1e-12)
-
-
-def test_a_language_without_sentences_has_no_share() -> None:
-    assert mixture.probabilities([10, 0, 10], 100.0).tolist() == [0.5, 0.0, 0.5]
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_an_impossible_temperature_is_refused(temperature: float) -> None:
-    with pytest.raises(errors.InputError, match=r"temperature=\S+ is not possible. Use 1"):
-        mixture.probabilities(SIZES, temperature)
-
-
-def test_no_sentence_at_all_is_refused() -> None:
-    with pytest.raises(errors.InputError, match="no sentence to draw from"):
-        mixture.probabilities([0, 0], 5.0)
+@pytest.mark.parametrize(
+    ("sizes", "temperature", "text"),
+    [
+        *(
+            (SIZES, value, r"temperature=\S+ is not possible. Use 1")
+            for value in (0.0, -1.0, np.nan)
+        ),
+        ([0, 0], 5.0, "no sentence to draw from"),
+    ],
+)
+def test_impossible_shares_are_refused(sizes: list[int], temperature: float, text: str) -> None:
+    with pytest.raises(errors.InputError, match=text):
+        mixture.probabilities(sizes, temperature)
 
 
 @given(st.integers(0, 300), st.integers(-(2**70), 2**70), st.integers(0, 5))

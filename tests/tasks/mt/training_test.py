@@ -9,14 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe import errors, optim, pipelining, registry, task
+from lingvo_gpipe import errors, optim, pipelining, task
 from lingvo_gpipe.run import evaluation, export, loop, tensorboard
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
@@ -25,6 +24,7 @@ from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
+from tests.support.jobs import job
 from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -307,19 +307,6 @@ def test_a_checkpoint_is_evaluated_only_by_its_own_vocabulary(ran: Run, tmp_path
     ran_again.train.max_steps = 0
     loop.run(ran_again, tmp_path / "same", start=which, report=lines.append)
     assert lines.count(reported) == 1
-
-
-def job(params: Any, folder: Path, reported: list[str]) -> registry.Job:
-    """Return a job whose lines are added to `reported`."""
-    return registry.Job(
-        model="toy",
-        task=params,
-        logdir=folder,
-        checkpoint=None,
-        report=reported.append,
-        should_stop=lambda: False,
-        rebuild=Mock(),
-    )
 
 
 def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_path: Path) -> None:

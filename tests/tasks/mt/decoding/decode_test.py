@@ -15,10 +15,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from lingvo_gpipe import errors, registry
+from lingvo_gpipe import errors
 from lingvo_gpipe.tasks.mt.decoding import decode, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.text.vocabulary import END, Vocabulary, VocabularyTraining, train
+from tests.support.jobs import job
 from tests.tasks.mt import toy_text
 
 MAX_LENGTH = 12
@@ -173,16 +174,9 @@ def test_the_token_of_the_only_target_need_not_be_named() -> None:
     assert plain.asked == [source[1:]]
 
 
-def job(logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
-    return registry.Job(
-        model="toy",
-        task=Mock(decode=Decode(**fields)),
-        logdir=logdir,
-        checkpoint=None,
-        report=lines.append,
-        should_stop=Mock(),
-        rebuild=Mock(),
-    )
+def decoded(logdir: Path | None, lines: list[str], **fields: Any) -> None:
+    """Run the mode with these fields of `Decode`."""
+    decode.run(job(Mock(decode=Decode(**fields)), logdir, lines))
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +188,7 @@ def test_a_file_is_translated_into_a_file(tmp_path: Path) -> None:
     source, target = tmp_path / "in.de", tmp_path / "out.en"
     source.write_bytes(b"bado keli\n\nmu \xff\n")
     lines: list[str] = []
-    decode.run(job(tmp_path, lines, input=str(source), output=str(target)))
+    decoded(tmp_path, lines, input=str(source), output=str(target))
     assert target.read_text().startswith("bado keli\n\nmu")
     assert target.read_bytes().count(b"\n") == 3
     assert lines == [
@@ -212,7 +206,7 @@ def test_a_pipe_is_read_and_written_and_not_replaced(tmp_path: Path) -> None:
     writer = threading.Thread(target=source.write_bytes, args=(b"bado\nkeli\n",), daemon=True)
     writer.start()
     reader = os.open(target, os.O_RDONLY | os.O_NONBLOCK)
-    decode.run(job(tmp_path, [], input=str(source), output=str(target)))
+    decoded(tmp_path, [], input=str(source), output=str(target))
     writer.join(10)
     assert os.read(reader, 100) == b"bado\nkeli\n"
     os.close(reader)
@@ -231,7 +225,7 @@ def test_what_ends_early_replaces_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     source.write_text("bado\n" * 9)
     target.write_text("before\n")
     with pytest.raises(KeyboardInterrupt):
-        decode.run(job(tmp_path, [], input=str(source), output=str(target), read_ahead=3))
+        decoded(tmp_path, [], input=str(source), output=str(target), read_ahead=3)
     assert target.read_text() == "before\n"
 
 
@@ -244,7 +238,7 @@ def test_what_cannot_be_read_or_written_is_reported(tmp_path: Path) -> None:
         ({"output": str(tmp_path)}, f"decode.output={tmp_path} cannot be written: Is a directory."),
     ):
         with pytest.raises(errors.InputError, match=re.escape(message)):
-            decode.run(job(tmp_path, [], **{"input": str(source), **fields}))
+            decoded(tmp_path, [], **{"input": str(source), **fields})
 
 
 def test_the_standard_output_holds_translations_alone(
@@ -252,7 +246,7 @@ def test_the_standard_output_holds_translations_alone(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bado\nkeli\n")))
     lines: list[str] = []
-    decode.run(job(tmp_path, lines))
+    decoded(tmp_path, lines)
     out, err = capfdbinary.readouterr()
     assert out == b"bado\nkeli\n"
     assert b"decode step=70 lines=2 empty=0 split=0 replaced=0" in err
@@ -261,7 +255,7 @@ def test_the_standard_output_holds_translations_alone(
 
 def test_a_run_must_be_named() -> None:
     with pytest.raises(errors.ParamsError) as caught:
-        decode.run(job(None, []))
+        decoded(None, [])
     assert str(caught.value) == (
         "--mode=decode needs --logdir=FOLDER, of the run whose newest checkpoint translates, or "
         "--checkpoint"

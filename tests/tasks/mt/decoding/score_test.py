@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import sacrebleu
@@ -21,6 +20,7 @@ from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
+from tests.support.jobs import job
 from tests.tasks.mt import toy_model, toy_text
 
 SIZES = {"de": 300, "sw": 40, "cs": 200}
@@ -75,24 +75,11 @@ def reversed_by(monkeypatch: pytest.MonkeyPatch) -> type[Reverser]:
     return Reverser
 
 
-def job(params: Any, logdir: Path | None, **fields: Any) -> tuple[registry.Job, list[str]]:
-    lines: list[str] = []
-    made = registry.Job(
-        model="toy",
-        task=params,
-        logdir=logdir,
-        checkpoint=fields.get("checkpoint"),
-        report=lines.append,
-        should_stop=Mock(),
-        rebuild=Mock(),
-    )
-    return made, lines
-
-
 def test_a_run_is_translated_and_scored(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
-    made, lines = job(params(folder), tmp_path)
+    lines: list[str] = []
+    made = job(params(folder), tmp_path, lines)
     registry.mode("score", made.task)(made)
     source = made.task.input.instantiate()
     assert len(reversed_by.asked) == 3 * 20
@@ -128,7 +115,8 @@ def test_tensorboard_gets_scores_and_text(
     from tensorboard.util import tensor_util
 
     del reversed_by
-    made, lines = job(params(folder), tmp_path)
+    lines: list[str] = []
+    made = job(params(folder), tmp_path, lines)
     score.run(made)
     found = event_accumulator.EventAccumulator(str(tmp_path / "score"))
     found.Reload()
@@ -170,7 +158,8 @@ def test_nothing_is_written_without_a_run(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
     del reversed_by
-    made, lines = job(params(folder), None, checkpoint=str(tmp_path / "some"))
+    lines: list[str] = []
+    made = job(params(folder), None, lines, checkpoint=str(tmp_path / "some"))
     score.run(made)
     assert lines[0].startswith("score step=70 ")
     assert list(tmp_path.iterdir()) == []
@@ -180,7 +169,8 @@ def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
     given = params(folder, max_sentences=3)
     given.decode.set(batch=16, num_shapes=1, search=search.Search(beam=1, max_length=4))
     assert loop.run(given, tmp_path).step == 0
-    made, lines = job(given, tmp_path)
+    lines: list[str] = []
+    made = job(given, tmp_path, lines)
     score.run(made)
     assert lines[0].startswith("score step=0 split=test BLEU=")
     texts, step = scores.read(tmp_path / "score", "test")
@@ -209,7 +199,7 @@ def test_records_of_another_vocabulary_are_refused(
 
 def refused(kind: type[errors.UserError], message: str, given: Any, logdir: Path | None) -> None:
     with pytest.raises(kind, match=re.escape(message)) as caught:
-        score.run(job(given, logdir)[0])
+        score.run(job(given, logdir, []))
     assert "\n" not in str(caught.value)
 
 

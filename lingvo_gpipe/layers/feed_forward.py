@@ -1,7 +1,8 @@
-"""A feed-forward part in slices of its hidden units; a running sum adds up what they return."""
+"""Blocks that end with a feed-forward part, and that part in slices of its hidden units."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,6 +10,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.layers import base, checks, composite, slices
 from lingvo_gpipe.layers.base import Layer, Meta
 from lingvo_gpipe.layers.dense import Dense, Dropout
+from lingvo_gpipe.layers.normalization import LayerNorm
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
@@ -58,18 +60,59 @@ class FeedForwardEnd(composite.Composite):
 
 
 class BlockParams(slices.SlicedParams, composite.Composite.Params):
-    """Fields of layers that end with a feed-forward part, which may be in slices.
+    """Fields of pre-norm blocks: x + dropout(branch(norm(x))), one branch after the other.
 
-    Children: feed_forward_norm, feed_forward (Dense, Dropout, Dense) and feed_forward_dropout are
-    the last ones; fields `hidden` and `dropout`. In N slices it is N + 2 layers: {name} without the
-    part (`ends_at_norm`), {name}_0, {name}_1, … (FeedForwardSlice) and {name}_end. The first slice
-    has the bias of the output. Masks of dropout differ from slice to slice. Initial values are
-    distributed as those of whole kernels.
+    Children: {branch}_norm, {branch}, {branch}_dropout. The last branch is feed_forward (Dense,
+    Dropout, Dense). In N slices it is N + 2 layers: {name} without that branch (`ends_at_norm`),
+    {name}_0, {name}_1, … (FeedForwardSlice) and {name}_end. The first slice has the bias of the
+    output. Masks of dropout differ from slice to slice. Initial values are distributed as those of
+    whole kernels.
     """
 
+    units: int = hyperparams.required("Features of x and of the output.")
+    heads: int = hyperparams.required("Number of attention heads.")
+    hidden: int = hyperparams.required("Hidden units of the feed-forward part.")
+    dropout: float = hyperparams.field(0.0, "Rate on each branch's output.")
+    attention_dropout: float = hyperparams.field(0.0, "Rate on attention weights.")
     ends_at_norm: bool = hyperparams.field(
         False, "Without its feed-forward part: writes x, and the normed x that the part reads."
     )
+
+    @property
+    @abc.abstractmethod
+    def branches(self) -> tuple[str, ...]:
+        """Names of the branches, in the order in which they run."""
+
+    @abc.abstractmethod
+    def branch(self, name: str) -> Layer.Params:
+        """Return the params of a branch."""
+
+    def parts(self) -> dict[str, Layer.Params]:
+        """See `Composite`; the branches are in the order in which they run."""
+        parts: dict[str, Layer.Params] = {}
+        for name in self.branches:
+            parts[f"{name}_norm"] = LayerNorm.Params()
+            parts[name] = self.branch(name)
+            parts[f"{name}_dropout"] = Dropout.Params(rate=self.dropout)
+        if self.ends_at_norm:
+            del parts["feed_forward"], parts["feed_forward_dropout"]
+        return parts
+
+    def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
+        """See `Composite`.
+
+        Args:
+            call: see there.
+            *inputs: x; then for each branch, in order, a tuple of its other inputs.
+        """
+        x, *others = inputs
+        x = call.cast(x)
+        for name, more in zip(self.branches, others, strict=True):
+            y = call(f"{name}_norm", x)
+            if name not in call.names:
+                return x, y
+            x = call.add(x, call(f"{name}_dropout", call(name, y, *more)))
+        return x
 
     def divided_field(self) -> str:
         """See `SlicedParams`."""
@@ -92,25 +135,19 @@ class BlockParams(slices.SlicedParams, composite.Composite.Params):
         begin = self.copy().set(slices=1, ends_at_norm=True, writes=(x, normed), tie=outer)
         end = FeedForwardEnd.Params(
             name=f"{self.name}_end",
-            rate=self.get("dropout"),
+            rate=self.dropout,
             reads=(x, total),
             writes=self.writes,
             **slices.shared_fields(self, 0.0),
         )
         return (begin, *self._feed_forward_slices(layers, normed, total, inner), end)
 
-    def without_the_part(self, parts: dict[str, Layer.Params]) -> dict[str, Layer.Params]:
-        """Return the children; with `ends_at_norm`, those before the feed-forward part."""
-        if self.ends_at_norm:
-            del parts["feed_forward"], parts["feed_forward_dropout"]
-        return parts
-
     def _feed_forward_slices(
         self, layers: Sequence[Layer.Params], normed: str, total: str, tie: dict[str, str]
     ) -> list[FeedForwardSlice.Params]:
         """Return the slices, which read `normed` and write `total`."""
         part = self.copy().set(tie=tie)
-        body = self.parts()["feed_forward"]
+        body = self.branch("feed_forward")
         children = list(composite.named(body, body.get("layers")).values())
         bias = f"feed_forward/{children[-1].name}/bias"
         parts = []

@@ -15,7 +15,6 @@ from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.dense import Dense, Dropout, drop
 from lingvo_gpipe.layers.feed_forward import BlockParams
-from lingvo_gpipe.layers.normalization import LayerNorm
 from lingvo_gpipe.nests import Nest, SpecNest
 
 # Standard deviation D^-1/2 for a table [V, D].
@@ -395,50 +394,36 @@ class TransformerLayer(composite.Composite):
     """
 
     class Params(BlockParams):
-        units: int = hyperparams.required("Features of x and of the output.")
-        heads: int = hyperparams.required("Number of attention heads.")
-        hidden: int = hyperparams.required("Features in the middle of the feed-forward part.")
-        activation: str = hyperparams.field("relu", "Keras activation in its middle.")
+        activation: str = hyperparams.field("relu", "Keras activation in the feed-forward part.")
         causal: bool = hyperparams.field(False, "Position t attends to positions up to t alone.")
-        dropout: float = hyperparams.field(0.0, "Rate after both branches and in the middle.")
-        attention_dropout: float = hyperparams.field(0.0, "Rate on the attention weights.")
 
-        def parts(self) -> dict[str, Layer.Params]:
-            """See `Composite`."""
-            dropout = Dropout.Params(rate=self.dropout)
-            parts: dict[str, Layer.Params] = {
-                "attention_norm": LayerNorm.Params(),
-                "attention": MultiHeadAttention.Params(
+        @property
+        def branches(self) -> tuple[str, ...]:
+            """See `BlockParams`."""
+            return ("attention", "feed_forward")
+
+        def branch(self, name: str) -> Layer.Params:
+            """See `BlockParams`."""
+            if name == "attention":
+                return MultiHeadAttention.Params(
                     units=self.units,
                     heads=self.heads,
                     causal=self.causal,
                     dropout=self.attention_dropout,
                     reads=self.reads,
-                ),
-                "attention_dropout": dropout,
-                "feed_forward_norm": LayerNorm.Params(),
-                "feed_forward": composite.Sequential.Params(
-                    layers=[
-                        Dense.Params(units=self.hidden, activation=self.activation),
-                        dropout,
-                        Dense.Params(units=self.units),
-                    ]
-                ),
-                "feed_forward_dropout": dropout,
-            }
-            return self.without_the_part(parts)
+                )
+            return composite.Sequential.Params(
+                layers=[
+                    Dense.Params(units=self.hidden, activation=self.activation),
+                    Dropout.Params(rate=self.dropout),
+                    Dense.Params(units=self.units),
+                ]
+            )
 
         def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
             """See `Composite`."""
             x, *mask = inputs
-            x = call.cast(x)
-            for part in ("attention", "feed_forward"):
-                y = call(f"{part}_norm", x)
-                if part not in call.names:
-                    return x, y
-                y = call(part, y, *(mask if part == "attention" else ()))
-                x = call.add(x, call(f"{part}_dropout", y))
-            return x
+            return super().flow(call, x, mask, ())
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x", "x, mask"))

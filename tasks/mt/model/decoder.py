@@ -61,12 +61,13 @@ class DecoderLayer(Block):
                 return memories[0]
             return call("memory_norm", call("mixture", *memories))
 
-        def _branch(self, branch: str) -> core.Layer.Params:
-            if branch == "attention":
+        def branch(self, name: str) -> core.Layer.Params:
+            """See `BlockParams`."""
+            if name == "attention":
                 return self._attention().set(causal=True)
-            if branch == "memory_attention":
+            if name == "memory_attention":
                 return self._attention().set(cross=True, reads=("x", "memory", "mask"))
-            return super()._branch(branch)
+            return super().branch(name)
 
         def _meta(self, *inputs: SpecNest) -> core.Meta:
             if len(inputs) < 4:

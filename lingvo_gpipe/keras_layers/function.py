@@ -418,8 +418,11 @@ def _reason(layer: keras.layers.Layer) -> str | None:
             "is stateful: it carries state from batch to batch, and micro-batches have no such "
             "order. Make it with stateful=False"
         )
-    if getattr(layer, "quantization_mode", None):
-        return "is quantized, which cannot be trained"
+    if layer.quantization_mode not in (None, "int8", "int4"):
+        return (
+            f"is quantized to {layer.quantization_mode}, which a pipeline cannot train. Call "
+            'enable_lora and then quantize("int8") or quantize("int4")'
+        )
     if getattr(layer, "synchronized", False) or getattr(layer, "renorm", False):
         return (
             "is a batch norm with synchronized or renorm, whose statistics cannot be summed over "

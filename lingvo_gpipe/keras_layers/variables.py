@@ -118,10 +118,10 @@ def find(made: keras.Operation) -> Variables:
             weights[whole] = variable
             if "norm" in type(layer).__name__.lower():
                 of_norms.add(whole)
-            is_moving = name.startswith("moving_")  # of a batch norm, which never casts them
-            computes[whole] = (
-                layer.compute_dtype if variable._autocast and not is_moving else variable.dtype
-            )
+            # A batch norm never casts its moving statistics, Keras no integers.
+            is_cast = variable._autocast and tf.as_dtype(variable.dtype).is_floating
+            is_cast = is_cast and not name.startswith("moving_")
+            computes[whole] = layer.compute_dtype if is_cast else variable.dtype
         if isinstance(layer, keras.layers.BatchNormalization):
             norms[path] = layer
     updated = {

@@ -46,13 +46,14 @@ def worst_error(name: str) -> float:
     """Compare a model as three cells with the model itself; return the largest error."""
     backbone = toys.backbone_of(name)
     in_single = backbone in toys.SINGLE
+    sizes = toys.SIZES.get(backbone, (3, 2))
     set_precision("float32" if in_single else "float64")
     model = toys.model(name)
     whole_models.warm(model)
     return whole_models.check(
         model,
-        toys.inputs(model),
-        sizes=(5,) if backbone in toys.COMPARES_EXAMPLES else (3, 2),
+        toys.inputs(model, sum(sizes)),
+        sizes=sizes,
         num_partitions=3,
         tolerance=1e-4 if in_single else 1e-8,
     )
@@ -69,6 +70,20 @@ def worst_error(name: str) -> float:
 @pytest.mark.filterwarnings("ignore:.*does not support masking", "ignore:`build\\(\\)` was called")
 def test_a_model_of_keras_hub_has_the_gradients_of_keras(name: str) -> None:
     worst_error(name)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .*`quantize`", "ignore:__array__ implementation")
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_lora_weights_of_a_backbone_alone_are_trained(is_quantized: bool) -> None:
+    model = toys.model("GemmaCausalLM")
+    model.backbone.enable_lora(4)
+    if is_quantized:
+        model.quantize("int8")
+    assert model.trainable_variables
+    assert all("lora" in variable.path for variable in model.trainable_variables)
+    for number, variable in enumerate(model.trainable_variables):
+        variable.assign(0.1 * whole_models.random(*variable.shape, seed=number))
+    whole_models.check(model, toys.inputs(model, 5), num_partitions=3, tolerance=1e-4)
 
 
 def test_all_models_are_compared_but_a_few() -> None:

@@ -541,9 +541,18 @@ SINGLE = {
     "RoformerV2Backbone",
     "SAM3PromptableConceptBackbone",
     "SmolLM3Backbone",
+    "T5Gemma2Backbone",
+    "T5GemmaBackbone",
 }
-# Backbones whose outputs compare the examples of a mini-batch, which is one micro-batch then.
-COMPARES_EXAMPLES = {"CLIPBackbone", "MetaCLIP2Backbone", "SigLIPBackbone"}
+# Backbone → examples of each micro-batch; (3, 2) of the others.
+SIZES: dict[str, tuple[int, ...]] = {
+    # Their outputs compare examples.
+    "CLIPBackbone": (5,),
+    "MetaCLIP2Backbone": (5,),
+    "SigLIPBackbone": (5,),
+    "SAM3PromptableConceptBackbone": (1, 1),  # Keras runs it for one example only
+    "SAMBackbone": (5,),  # returns a table of positions too, which is the same for all examples
+}
 # Model → why it is no pipeline.
 NOT_CONVERTED: dict[str, str] = {
     "Gemma4AssistantCausalLM": "its call is refused by KerasHub: a target model guides it",
@@ -600,7 +609,7 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 
 
-def inputs(model: keras.Model, rows: int = 5) -> list[Any]:
+def inputs(model: keras.Model, rows: int) -> list[Any]:
     """Return an array for each input of a model: ids, masks with a ragged end, numbers."""
     random = np.random.default_rng(0)
     kind = type(getattr(model, "backbone", None) or model).__name__

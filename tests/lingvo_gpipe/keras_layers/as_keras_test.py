@@ -367,3 +367,20 @@ def test_a_text_of_a_layer_that_differs_from_its_config_is_refused(
     (layer,) = from_keras_model(model).layers
     with pytest.raises(errors.LayerError, match=rf"block \(Block\) differs .*{text}"):
         layer.to_text()
+
+
+@pytest.mark.filterwarnings("ignore:Layer .*`quantize`", "ignore:__array__ implementation")
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_lora_weights_of_quantized_layers_have_the_gradients_of_keras(mode: str) -> None:
+    words = keras.Input([5], dtype="int32")
+    embedding = layers.Embedding(16, 8)
+    einsum = layers.EinsumDense("btd,dh->bth", output_shape=(None, 8), bias_axes="h")
+    dense = layers.Dense(6)
+    model = keras.Model(words, dense(layers.Dense(8)(einsum(embedding(words)))))
+    for layer in (embedding, einsum, dense):
+        layer.enable_lora(2)
+    model.quantize(mode)
+    for number, variable in enumerate(model.trainable_variables):
+        variable.assign(0.1 * random(*variable.shape, seed=number))
+    ids = np.random.default_rng(0).integers(0, 16, (5, 5)).astype("int32")
+    whole_models.check(model, [ids], num_partitions=3, tolerance=1e-5)

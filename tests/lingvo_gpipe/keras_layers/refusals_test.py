@@ -169,9 +169,9 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     ),
     (lambda: layers.Dense(3), (), "cannot be called on its inputs"),
     (
-        lambda: layers.Dense(3, dtype="int8_from_float32"),
+        lambda: layers.Dense(3, dtype="float8_from_float32"),
         ROWS,
-        "it is quantized, which cannot be trained",
+        "it is quantized to float8, which a pipeline cannot train",
     ),
     (KeepsPositive, ROWS, "returns shape (None, 5, 4), which depends on its data"),
 ]

@@ -104,7 +104,7 @@ def check(
             added = [tf.cast(each, "float64") * size / sum(sizes) for each in model.losses]
             part_loss = tf.add_n([tf.zeros([], "float64"), *added])
             for n, output in enumerate(called):
-                if output.dtype.is_floating:
+                if output.dtype.is_floating and output.shape[0] == size:
                     shape = (sum(sizes), *output.shape[1:])
                     target = targets.setdefault(n, random(*shape, seed=n + 3))
                     squares = tf.square(tf.cast(output, "float64") - target[part])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from lingvo_gpipe import errors, hyperparams, registry, regular_files
+from lingvo_gpipe.hyperparams.text import written_values
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
@@ -61,7 +62,7 @@ def find(
             raise errors.ParamsError(
                 "--params and --model both name a model. Leave one of them out"
             )
-        task = _of_file(os.path.expanduser(params))
+        task = _of_file(models, os.path.expanduser(params))
         return task.name or Path(params).stem, FromText(task)
     folder = None if logdir is None else Path(logdir).expanduser() / "checkpoints"
     if model is not None:
@@ -69,7 +70,7 @@ def find(
         of_run = None
         if folder is not None and not trains and checkpoint is None:
             with contextlib.suppress(errors.UserError):  # the recipe needs no text
-                of_run = _of_run(folder)
+                of_run = _of_run(models, folder)
         if of_run is None:
             return model, recipe
         if of_run.name not in ("", model):  # a run that was started in Python may have no name
@@ -79,14 +80,14 @@ def find(
             )
         return model, FromText(of_run)
     place = folder if trains or checkpoint is None else Path(checkpoint).expanduser()
-    of_run = None if place is None else _of_run(place)
+    of_run = None if place is None else _of_run(models, place)
     if of_run is None:
         where = "" if place is None else f", and there is no checkpoint in {place}"
         raise errors.ParamsError(f"--model=NAME is missing{where}. --list_models shows all names")
     return of_run.name, FromText(of_run)
 
 
-def _of_file(path: str) -> Task.Params:
+def _of_file(models: registry.Registry, path: str) -> Task.Params:
     try:
         text = regular_files.read_text(path, _MAX_FILE_BYTES)
     except OSError as error:
@@ -94,13 +95,14 @@ def _of_file(path: str) -> Task.Params:
             f"--params={path} cannot be read: {error.strerror}. Name a file with the text that "
             "--mode=params --text prints, or ckpt-N.params.txt of a run's checkpoints"
         ) from error
-    return _of_text(text, path)
+    return _of_text(models, text, path)
 
 
-def _of_run(place: Path) -> Task.Params | None:
+def _of_run(models: registry.Registry, place: Path) -> Task.Params | None:
     """Return the params of a checkpoint, or of the newest one of a folder; None without one.
 
     Args:
+        models: the registered recipes.
         place: a checkpoint, a folder of checkpoints, or of a run.
     """
     from lingvo_gpipe.run import checkpoints
@@ -114,12 +116,15 @@ def _of_run(place: Path) -> Task.Params | None:
         text = None
     else:
         text = checkpoints.params_text(checkpoints.at(str(place)))
-    return None if text is None else _of_text(text, str(place))
+    return None if text is None else _of_text(models, text, str(place))
 
 
-def _of_text(text: str, source: str) -> Task.Params:
+def _of_text(models: registry.Registry, text: str, source: str) -> Task.Params:
     from lingvo_gpipe.task import Task
 
+    name = written_values(text).get("name", "").strip("'")
+    with contextlib.suppress(errors.UserError):  # a run that was started in Python has no recipe
+        models.model(name)  # the recipe's module imports the packages whose layers the text names
     try:
         params = hyperparams.from_text(text)
     except errors.ParamsError as error:

@@ -11,11 +11,13 @@ its package is imported, so that this package does not import tasks.
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import fnmatch
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -213,6 +215,7 @@ class Registry:
             if broken:
                 text += ". Not looked into, since it cannot be imported:" + "".join(broken)
             raise errors.ParamsError(text)
+        _let_texts_name_imports(sys.modules[found[0].__module__])
         return found[0]
 
     def _models_of(self, package: str, module: str) -> dict[str, type[Model]]:
@@ -272,3 +275,27 @@ def _modules_below(root: ModuleType) -> Iterator[str]:
             names = parts[:-1] if parts[-1] == "__init__" else parts
             if all(map(str.isidentifier, names)):
                 yield ".".join((root.__name__, *names))
+
+
+def _let_texts_name_imports(module: ModuleType) -> None:
+    """Let texts name the Keras layers of the packages that a recipe's module imports.
+
+    These are packages whose classes and functions Keras has registered, such as keras_hub.
+    """
+    if "keras" not in sys.modules:
+        return
+    import keras
+
+    from lingvo_gpipe.layers import keras_references
+
+    imported: list[str] = []
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported.append(node.module)
+    registered = [str(each.__module__) for each in keras.saving.get_custom_objects().values()]
+    packages = {name.partition(".")[0] for name in imported}
+    for package in packages.intersection(name.partition(".")[0] for name in registered):
+        hyperparams.register_package(package)
+        keras_references.allow_registered_functions(package)

@@ -6,7 +6,8 @@ constraints, losses and metrics by their class, and the functions of `keras.acti
 no other function, and no layer that runs code of its own configuration, such as `Lambda`.
 
 A function that Python code passed to a live Keras object runs all the same: the configuration holds
-a copy of it (`from_python`), to which no name in a text leads.
+a copy of it (`from_python`), to which no name in a text leads. Only a function that Keras has
+registered, of a package that a recipe imports (`allow_registered_functions`), has a name there.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ _copies: weakref.WeakKeyDictionary[types.FunctionType, types.FunctionType] = (
     weakref.WeakKeyDictionary()
 )
 _from_python: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+_packages_of_recipes: set[str] = set()
+
+
+def allow_registered_functions(package: str) -> None:
+    """Let texts name the functions of a package that Keras has registered, such as activations."""
+    _packages_of_recipes.add(package)
 
 
 def from_python(function: Any) -> Any:
@@ -59,7 +66,7 @@ def from_python(function: Any) -> Any:
 
     The same function has the same copy, so that equal objects have equal configurations.
     """
-    if function in _from_python or function in _ACTIVATIONS.values():
+    if function in _from_python or _has_name(function):
         return function
     if function not in _copies:
         copy = types.FunctionType(
@@ -78,6 +85,14 @@ def from_python(function: Any) -> Any:
     return _copies[function]
 
 
+def _has_name(function: types.FunctionType) -> bool:
+    """Return whether a text may name a function."""
+    if function.__module__.partition(".")[0] not in _packages_of_recipes:
+        return function in _ACTIVATIONS.values()
+    name = keras.saving.get_registered_name(function)
+    return keras.saving.get_registered_object(name) is function
+
+
 def refusal(value: Any) -> str | None:
     """Return why a configuration, or a part of one, may not be used; None: it may."""
     found = _foreign(value)
@@ -93,7 +108,7 @@ def refusal(value: Any) -> str | None:
 def _foreign(value: Any) -> str | None:
     """Return the first class or function in `value` that may not be named, as messages show it."""
     if isinstance(value, types.FunctionType):
-        known = value in _from_python or value in _ACTIVATIONS.values()
+        known = value in _from_python or _has_name(value)
         return None if known else f"the function {value.__module__}.{value.__qualname__}"
     if isinstance(value, type):
         return None if _allowed(value) else f"the class {value.__module__}.{value.__qualname__}"

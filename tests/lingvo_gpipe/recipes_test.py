@@ -9,6 +9,7 @@ import pytest
 
 from lingvo_gpipe import errors, recipes, registry
 from lingvo_gpipe.hyperparams import register_package
+from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.run import loop
 from tests.tiny_task import tiny_task
 
@@ -113,3 +114,68 @@ def test_training_ends_with_the_best_checkpoint(tmp_path: Path) -> None:
     assert result.best is not None
     assert line.startswith(f"best accuracy {result.best:.4f} at step ")
     assert line.endswith(str(tmp_path / "best" / f"ckpt-{line.split()[5].removesuffix(':')}"))
+
+
+BLOCKS = """
+import keras
+
+@keras.saving.register_keras_serializable("blocks")
+def squared(x):
+    return x * x
+
+@keras.saving.register_keras_serializable("blocks")
+class Block(keras.layers.Layer):
+    def __init__(self, activation, **more):
+        super().__init__(**more)
+        self.activation = keras.activations.get(activation)
+
+    def call(self, x):
+        return self.activation(x)
+
+    def get_config(self):
+        activation = keras.activations.serialize(self.activation)
+        return {**super().get_config(), "activation": activation}
+"""
+RECIPE = """
+import blocks_of_recipes_test as blocks
+import keras
+
+from lingvo_gpipe import keras_layers, registry
+from tests.tiny_task import tiny_task
+
+class Net(registry.Model):
+    def task(self):
+        inputs = keras.Input([4], name="point")
+        model = keras.Model(inputs, blocks.Block(blocks.squared)(keras.layers.Dense(3)(inputs)))
+        network = keras_layers.from_keras_model(model, keep_weights=False)
+        task = tiny_task()
+        head = task.model.layers[-1].set(reads=(network.outputs, "label"))
+        task.model.set(layers=[*network.layers, head])
+        task.name = "net.Net"
+        return task
+"""
+
+
+def test_a_text_names_what_keras_has_registered_in_packages_that_its_recipe_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_package("tests")
+    monkeypatch.setattr(keras_references, "_packages_of_recipes", set())
+    package = tmp_path / "models_of_recipes_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "net.py").write_text(RECIPE)
+    (tmp_path / "blocks_of_recipes_test.py").write_text(BLOCKS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    models = registry.Registry([package.name])
+    _, recipe = recipes.find(
+        models, model="net.Net", params=None, logdir=None, checkpoint=None, trains=True
+    )
+    text = recipe.task().to_text()
+    assert "blocks_of_recipes_test.squared" in text
+    path = tmp_path / "run.txt"
+    path.write_text(text)
+    _, of_text = recipes.find(
+        models, model=None, params=str(path), logdir=None, checkpoint=None, trains=True
+    )
+    assert of_text.task().to_text() == text

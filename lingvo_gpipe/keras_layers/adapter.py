@@ -89,7 +89,7 @@ class KerasLayer(Layer):
             declared = traced.function.variables
             _check_batch_dim(self, inputs, traced.losses)
             live: dict[str, keras.Variable] = {}
-            if isinstance(self.config, Live) and self.config.keep_weights:
+            if isinstance(self.config, Live):
                 live = variables.find(self.config.operation).weights
             return Meta(
                 outputs=traced.outputs,
@@ -199,7 +199,8 @@ def from_keras(
         keras_updates: whether a Keras optimizer updates its weights, which applies constraints.
 
     Raises:
-        LayerError: the layer is not built and has no get_config.
+        LayerError: the layer cannot be made again from its config, and has to be: it is not built,
+            or `keep_weights` is False.
     """
     masks = dict(masks or {})
     tensors = [read for read in reads if read not in masks.values()]
@@ -211,8 +212,11 @@ def from_keras(
         if "name" in config["config"]:
             config["config"]["name"] = name
     else:
-        config = Live(live, name, keep_weights=keep_weights, keras_updates=keras_updates)
-        frozen = _frozen(live) if isinstance(live, keras.layers.Layer) else ()
+        config = Live(live, name, keras_updates=keras_updates)
+        if isinstance(live, keras.layers.Layer):
+            frozen = _frozen(live)
+            if not keep_weights:
+                config = config.config
     return KerasLayer.Params(
         name=name,
         reads=tuple(reads),

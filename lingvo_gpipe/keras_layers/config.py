@@ -108,6 +108,13 @@ def class_name(config: dict[str, Any]) -> str:
     return kind.__name__ if isinstance(kind, type) else str(config.get("class_name"))
 
 
+def without_names(value: Any) -> Any:
+    """Return a configuration without names, in which layers of one structure differ."""
+    if isinstance(value, dict):
+        return {k: without_names(v) for k, v in value.items() if k not in ("name", "build_config")}
+    return [without_names(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of the original error, before Keras wrapped it."""
     cause: BaseException = error

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.keras_layers import variables
-from lingvo_gpipe.keras_layers.config import from_config, to_config
+from lingvo_gpipe.keras_layers.config import from_config, to_config, without_names
 
 _TOLERANCE = 1e-4
 
@@ -29,7 +29,6 @@ class Live(hyperparams.Opaque):
     Attributes:
         operation: the Keras object. It is called, and left as it is.
         name: name of the layer in the network.
-        keep_weights: whether a pipeline starts from its current weights, or from its initializers.
         keras_updates: whether a Keras optimizer updates it, which applies its constraints.
         traces: what was found by tracing it; see `trace`.
     """
@@ -39,7 +38,6 @@ class Live(hyperparams.Opaque):
         operation: keras.Operation,
         name: str,
         *,
-        keep_weights: bool = True,
         keras_updates: bool = False,
     ) -> None:
         """Hold it."""
@@ -47,19 +45,14 @@ class Live(hyperparams.Opaque):
         self.keras_updates = keras_updates
         self.operation = operation
         self.name = name
-        self.keep_weights = keep_weights
 
     def __eq__(self, other: object) -> bool:
         """Return whether both hold the same object."""
-        return (
-            isinstance(other, Live)
-            and self.operation is other.operation
-            and self.keep_weights == other.keep_weights
-        )
+        return isinstance(other, Live) and self.operation is other.operation
 
     def __hash__(self) -> int:
         """Return a hash that fits `__eq__`."""
-        return hash((id(self.operation), self.keep_weights))
+        return id(self.operation)
 
     @property
     def policy(self) -> str:
@@ -69,13 +62,6 @@ class Live(hyperparams.Opaque):
             policy.name if policy is not None and policy.name in precision.POLICIES else "float32"
         )
 
-    def described_variables(self) -> tuple[tuple[Hashable, ...], ...]:
-        """Return path, shape, dtype and trainability of its variables; a user may change them."""
-        found = variables.find(self.operation).weights
-        return tuple(
-            (path, tuple(v.shape), v.dtype, bool(v.trainable)) for path, v in found.items()
-        )
-
     @functools.cached_property
     def structure(self) -> Hashable:
         """What it has in common with others of its structure; None: its config does not say."""
@@ -83,7 +69,7 @@ class Live(hyperparams.Opaque):
             settings = keras.saving.serialize_keras_object(self.operation)
         except Exception:  # noqa: BLE001 (whatever the get_config of a layer raises)
             return None
-        return json.dumps(_without_names(settings), default=repr, sort_keys=True)
+        return json.dumps(without_names(settings), default=repr, sort_keys=True)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -103,13 +89,6 @@ class Live(hyperparams.Opaque):
     def plain(self) -> dict[str, Any]:
         """See `hyperparams.Opaque`."""
         return self.config
-
-
-def _without_names(value: Any) -> Any:
-    """Return a serialised Keras object without the names of layers, which differ."""
-    if isinstance(value, dict):
-        return {k: _without_names(v) for k, v in value.items() if k not in ("name", "build_config")}
-    return [_without_names(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _check(live: keras.Operation, remade: keras.Operation) -> None:

@@ -178,14 +178,17 @@ def _frozen(value: object) -> Hashable:
     if isinstance(value, tf.TensorSpec):
         return tuple(value.shape), value.dtype.name
     if isinstance(value, Live):
-        return value, value.described_variables()
+        return value, variables.find(value.operation).described()
     return type(value), repr(value) if isinstance(value, float) else value
 
 
-def _structure(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Hashable:
+def _structure(
+    params: KerasLayer.Params, function: KerasFunction, inputs: Sequence[SpecNest]
+) -> Hashable:
     """Return what two layers have in common whose traces find the same; None: it is unknown."""
-    live = params.config
-    if not isinstance(live, Live) or live.structure is None:
+    made_of = params.config
+    structure = made_of.structure if isinstance(made_of, Live) else config.without_names(made_of)
+    if structure is None:
         return None
     numbers = {name: n for n, name in enumerate([*params.reads, *params.writes])}
 
@@ -198,7 +201,7 @@ def _structure(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Hashabl
 
     own = {"name", "config", "cost"}
     fields = {name: numbered(params.get(name)) for name in params.fields() if name not in own}
-    return _frozen((live.structure, live.described_variables(), fields, tuple(inputs)))
+    return _frozen((structure, function.variables.described(), fields, tuple(inputs)))
 
 
 def _traced(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
@@ -213,7 +216,7 @@ def _traced(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
             name, settings, params.policy, lambda make: _symbolic(params, inputs, make)
         )
         function.freeze(params.frozen)
-    structure = _structure(params, inputs)
+    structure = _structure(params, function, inputs)
     if structure is not None and structure in _of_structures:
         return dataclasses.replace(_of_structures[structure], function=function)
     traced = _run(params, function, inputs, training=True)

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import keras
@@ -49,6 +49,12 @@ class Variables:
     of_norms: frozenset[str]
     statistics: frozenset[str]
     seeds: tuple[keras.Variable, ...]
+
+    def described(self) -> tuple[tuple[Hashable, ...], ...]:
+        """Return path, shape, dtype and trainability of each weight; a user may change them."""
+        return tuple(
+            (path, tuple(v.shape), v.dtype, bool(v.trainable)) for path, v in self.weights.items()
+        )
 
 
 @contextlib.contextmanager

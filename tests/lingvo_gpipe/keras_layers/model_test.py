@@ -140,6 +140,18 @@ def test_names_do_not_depend_on_what_the_process_made_before() -> None:
     ]
 
 
+def test_without_its_weights_a_model_starts_from_the_seeds_of_the_pipeline() -> None:
+    kernels = []
+    for _ in range(2):
+        cut = from_keras_model(residual(), keep_weights=False)
+        pipe = pipelining.PipeliningLayer.Params(layers=cut.layers, outputs=cut.outputs)
+        built = pipe.instantiate()
+        built.build({cut.inputs: random(2, 8, 8, 3)})
+        kernels.append({path: weight.numpy() for path, weight in built.weights.items()})
+    for path, kernel in kernels[0].items():
+        np.testing.assert_array_equal(kernel, kernels[1][path], err_msg=path)
+
+
 def test_an_unbuilt_sequential_model_starts_from_its_initializers() -> None:
     model = keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
     cut = from_keras_model(model)

@@ -27,6 +27,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "random crop, flip": CROP,
     "and colour": CROP | {"brightness": 32 / 255, "saturation": (0.5, 1.5)},
     "and cutout": CROP | {"cutout": 16},
+    "and AutoAugment v0": CROP | {"policy": "autoaugment_v0"},
+    "and RandAugment (2, 10)": CROP | {"policy": "randaugment"},
 }
 
 

@@ -10,6 +10,7 @@ import abc
 import math
 import os
 from collections.abc import Collection, Mapping
+from typing import Literal
 
 import tensorflow as tf
 from absl import logging
@@ -77,6 +78,12 @@ class Images(Indexed):
             0, "Training: zeros added at each edge before a random crop of H × W."
         )
         flip: bool = hyperparams.field(False, "Mirrors half of the training images.")
+        policy: Literal["none", "autoaugment_v0", "randaugment"] = hyperparams.field(
+            "none",
+            "Training: AutoAugment's learned policy or RandAugment; shifts in pixels of ImageNet.",
+        )
+        policy_layers: int = hyperparams.field(2, "RandAugment's N: operations in a row.")
+        policy_magnitude: float = hyperparams.field(10.0, "RandAugment's M: their magnitude.")
         brightness: float = hyperparams.field(
             0.0, "Training: largest random change of pixels in [0, 1], up or down."
         )

@@ -1,6 +1,6 @@
 """From the file of one image to what the network reads, in-graph.
 
-Training: a window or the whole image → H × W → padding, flip, colour → mean and standard
+Training: a window or the whole image → H × W → padding, flip, policy, colour → mean and standard
 deviation → cutout. Evaluation: central window → H × W → mean and standard deviation.
 
 Each distortion of training is a pure function of (image, key). The key comes from (seed, epoch,
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from lingvo_gpipe import errors, seeds
+from lingvo_gpipe.tasks.image.data import auto_augment
 
 if TYPE_CHECKING:
     from lingvo_gpipe.tasks.image.data.images import Images
 
 # Folded into the image's key by each random draw.
-_PAD, _FLIP, _WINDOW, _, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
+_PAD, _FLIP, _WINDOW, _POLICY, _BRIGHTNESS, _SATURATION, _CUTOUT = range(7)
 _WINDOW_TRIES = 100
 
 
@@ -86,6 +87,16 @@ class Preprocessing:
             image = tf.image.stateless_random_crop(wide, image.shape, seeds.fold(key, _PAD))
         if params.flip:
             image = tf.image.stateless_random_flip_left_right(image, seeds.fold(key, _FLIP))
+        if params.policy != "none":
+            policy_key = seeds.fold(key, _POLICY)
+            pixels = tf.image.convert_image_dtype(image, tf.uint8, saturate=True)
+            if params.policy == "autoaugment_v0":
+                pixels = auto_augment.auto_augment(pixels, policy_key)
+            else:
+                pixels = auto_augment.rand_augment(
+                    pixels, policy_key, params.policy_layers, params.policy_magnitude
+                )
+            image = tf.image.convert_image_dtype(pixels, tf.float32)
         if params.brightness:
             image = tf.image.stateless_random_brightness(
                 image, params.brightness, seeds.fold(key, _BRIGHTNESS)
@@ -120,23 +131,17 @@ def cutout(image: tf.Tensor, size: int, key: tf.Tensor) -> tf.Tensor:
 
     Source: DeVries and Taylor 2017, who apply it after normalisation.
     """
-    key, inside = seeds.fold(key, _CUTOUT), tf.constant(True)
-    for axis in range(2):
-        length = tf.shape(image)[axis]
-        centre = tf.random.stateless_uniform([], seeds.fold(key, axis), 0, length, tf.int32)
-        places, begin = tf.range(length), centre - size // 2
-        span = (places >= begin) & (places < begin + size)
-        inside &= span[:, tf.newaxis, tf.newaxis] if axis == 0 else span[:, tf.newaxis]
-    return tf.where(inside, tf.zeros([], image.dtype), image)
+    return auto_augment.erased(image, size, tf.zeros([], image.dtype), seeds.fold(key, _CUTOUT))
 
 
 def _check(params: Images.Params) -> None:
     """Refuse values out of range and fields that contradict each other."""
+    coloured = bool(params.saturation) or params.policy != "none"
     needs_resize = "It needs input.resize=True"
     per_channel = f"Use {params.channels} numbers, one for each channel"
     rules = (
         ("channels", params.channels in (1, 3), "Use 1 or 3"),
-        ("channels", params.channels == 3 or not params.saturation, "input.saturation needs 3"),
+        ("channels", params.channels == 3 or not coloured, "input.saturation and policy need 3"),
         ("mean", len(params.mean) in (0, params.channels), per_channel),
         ("std", len(params.std) in (0, params.channels), per_channel),
         ("std", all(value > 0.0 for value in params.std), "Use numbers above 0"),

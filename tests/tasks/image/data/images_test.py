@@ -215,7 +215,7 @@ def test_another_number_of_classes_is_refused(
     ("more", "text"),
     [
         ({"channels": 2}, "input.channels=2 is not possible. Use 1 or 3"),
-        ({"channels": 1, "saturation": (0.5, 1.5)}, "input.saturation needs 3"),
+        ({"channels": 1, "policy": "randaugment"}, "input.saturation and policy need 3"),
         (
             {"mean": (0.5,)},
             r"input.mean=\(0.5,\) is not possible. Use 3 numbers, one for each chan",

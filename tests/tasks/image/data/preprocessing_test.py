@@ -82,6 +82,8 @@ def test_colour_goes_as_far_as_asked_and_stays_a_colour() -> None:
     [
         {"pad": 2, "flip": True},
         {"brightness": 0.1, "saturation": (0.5, 1.5)},
+        pytest.param({"policy": "autoaugment_v0"}, marks=pytest.mark.reliability_full),
+        {"policy": "randaugment", "policy_layers": 2, "policy_magnitude": 7.0},
     ],
 )
 def test_a_key_decides(more: dict[str, Any]) -> None:

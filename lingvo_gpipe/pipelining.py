@@ -246,16 +246,15 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         Returns:
             The network's outputs, as the field `outputs` of the Params says.
         """
+        if any(ctx.collected.as_nest().values()):
+            raise errors.LayerError(
+                "this context has collected losses, metrics or moments before, which would be "
+                "lost. Use a new context for each call: context(training=...)"
+            )
         (fields,) = self._fields(self._by_field(inputs))  # builds the pipeline
         (fields,) = self.executor.checked(fields)
         weights = {**pipeline_variables.flatten(theta), **pipeline_variables.flatten(ctx.state)}
         outputs, collected = custom_gradient.forward(self.executor, fields, weights, ctx)
-        again = sorted(_names(ctx.collected) & _names(collected))
-        if again:
-            raise errors.LayerError(
-                f"this context has collected {again[0]} before, which would be lost. "
-                "Use a new context for each call: context(training=...)"
-            )
         ctx.collected.update(collected.as_nest())
         structure = self.params.outputs
         if not isinstance(structure, tuple):
@@ -396,12 +395,3 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 def _step(step: int | tf.Tensor) -> tf.Tensor:
     """Return the number of an update as the int64 scalar that programs take."""
     return tf.cast(tf.convert_to_tensor(step, dtype_hint=tf.int64), tf.int64)
-
-
-def _names(collected: Collected) -> set[str]:
-    """Return how messages call everything that was collected."""
-    return (
-        {f"the loss {name!r}" for name in collected.losses}
-        | {f"the metric {name!r}" for name in collected.sums}
-        | {f"moments of {path!r}" for path in collected.moments}
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -131,22 +130,15 @@ def test_numpy_and_a_value_alone_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "text"),
-    [
-        (
-            layers.MeanSquaredError.Params(name="error"),
-            "this context has collected the loss 'loss' before, which would be lost. Use a new "
-            "context for each call: context(training=...)",
-        ),
-        (layers.BatchNorm.Params(name="norm"), "has collected moments of 'norm' before"),
-    ],
+    "last",
+    [layers.MeanSquaredError.Params(name="error"), layers.BatchNorm.Params(name="norm")],
 )
-def test_a_context_used_twice_is_refused(last: Any, text: str) -> None:
+def test_a_context_used_twice_is_refused(last: Any) -> None:
     own, fields = pipelines.pipe([pipelines.dense("a", 3), last]), pipelines.batch()
     own.build(fields)
     ctx = own.context(training=True)
     own(fields, ctx=ctx)
-    with pytest.raises(errors.LayerError, match=re.escape(text)):
+    with pytest.raises(errors.LayerError, match="this context has collected losses, metrics or "):
         own(fields, ctx=ctx)
 
 

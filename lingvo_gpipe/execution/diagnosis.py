@@ -69,9 +69,9 @@ def explain(
     else:
         passes = executor.evaluation_passes(batch, outputs=True)
     for replica_pass in passes:
-        own = replica_pass.micro_batches
+        numbers = replica_pass.micro_batches
         replica_pass.micro_batches = range(
-            own.start + first_micro_batch, own.stop + first_micro_batch
+            numbers.start + first_micro_batch, numbers.stop + first_micro_batch
         )
         replica_pass.num_micro_batches = num_micro_batches or replica_pass.num_micro_batches
         try:

@@ -213,8 +213,7 @@ class Executor:
             loss_factors: see `ReplicaPass`; None: nothing is trained.
         """
         sizes = micro_batches.sizes_of(self._params, *batch.fields)
-        shares = replicas.shares(len(sizes), self._params.num_replicas)
-        shares = tuple(share for share in shares if share)
+        shares = tuple(filter(None, replicas.shares(len(sizes), self._params.num_replicas)))
         sizes_of = [sizes[share.start : share.stop] for share in shares]
         fields = self._fields(batch.fields, sizes_of)
         if variables is None:
@@ -317,9 +316,7 @@ class Executor:
         for same in zip(*map(tf.nest.flatten, nests), strict=True):
             with tf.device(same[0].device):
                 added.append(in_order(same))
-        collected = Collected()
-        collected.update(tf.nest.pack_sequence_as(nests[0], added))
-        return collected
+        return Collected(**tf.nest.pack_sequence_as(nests[0], added))
 
     def outputs(self, passes: Sequence[ReplicaPass]) -> dict[str, Nest]:
         """Join the micro-batches' outputs; one that depends on no batched field is whole already.

@@ -148,14 +148,6 @@ def test_split_and_merge_are_a_round_trip_of_nests_and_strings() -> None:
     )
 
 
-def test_split_and_merge_keep_another_batch_dimension() -> None:
-    value = tf.reshape(tf.range(24), [2, 4, 3])
-    pieces = micro_batches.split(value, (3, 1), 1)
-    assert [tuple(piece.shape) for piece in pieces] == [(2, 3, 3), (2, 1, 3)]
-    np.testing.assert_array_equal(pieces[1], value[:, 3:])
-    np.testing.assert_array_equal(micro_batches.merge(pieces, 1), value)
-
-
 def test_one_micro_batch_is_the_mini_batch_itself() -> None:
     value = tf.range(6)
     (cut,) = micro_batches.split(value, (6,), 0)
@@ -168,27 +160,6 @@ def test_merge_stacks_values_without_a_batch_dimension() -> None:
     np.testing.assert_array_equal(merged, [1.0, 2.0])
     rows = micro_batches.merge([tf.constant([1, 2]), tf.constant([3, 4])], 1)
     np.testing.assert_array_equal(rows, [[1, 2], [3, 4]])
-
-
-def test_with_batch_sets_one_side_of_every_leaf() -> None:
-    spec = (tf.TensorSpec([None, 3]), {"a": tf.TensorSpec([8, 1], tf.int32)})
-    assert micro_batches.with_batch(spec, 5, 0) == (
-        tf.TensorSpec([5, 3]),
-        {"a": tf.TensorSpec([5, 1], tf.int32)},
-    )
-    assert micro_batches.with_batch(tf.TensorSpec([2, 8, 3]), 5, 1) == tf.TensorSpec([2, 5, 3])
-
-
-def test_an_output_without_a_batch_dimension_is_refused() -> None:
-    spec = (tf.TensorSpec([3, 5]), tf.TensorSpec([]), tf.TensorSpec([None, 2]))
-    micro_batches.check_batched("x", spec, 3, 0)
-    with pytest.raises(errors.LayerError) as error:
-        micro_batches.check_batched("mean", {"of": tf.TensorSpec([5])}, 3, 0)
-    assert str(error.value) == (
-        "output 'mean' is (5,) in a micro-batch of 3 examples, so micro-batches cannot be "
-        "joined along dimension 0. Give it a batch dimension, or leave it out of the network's "
-        "outputs"
-    )
 
 
 def test_an_output_without_a_batch_dimension_is_not_joined() -> None:

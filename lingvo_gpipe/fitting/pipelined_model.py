@@ -247,10 +247,11 @@ class PipelinedModel(keras.Model):
         by_path = self._pipelines.variables
         for path, value in run.pipe.merge_moments(moments).items():
             by_path[path].assign(value)
-        self.optimizer.apply(
-            [gradients[path] if path in run.reached else None for path in gradients],
-            [by_path[path] for path in gradients],
-        )
+        with variables.unreduced(self.optimizer):
+            self.optimizer.apply(
+                [gradients[path] if path in run.reached else None for path in gradients],
+                [by_path[path] for path in gradients],
+            )
         return self._measured(run, measured)
 
     def _measured(self, run: LossPipeline, measured: Measured) -> dict[str, tf.Tensor]:
@@ -300,7 +301,11 @@ def _has_known_size(batches: Iterable[Any]) -> bool:
 
 
 class _ByShape:
-    """A TensorFlow function of nests of tensors, traced for each combination of shapes."""
+    """A TensorFlow function of nests of tensors, traced for each combination of shapes.
+
+    Its operations run on the devices of their inputs, so that what an update computes of a weight
+    (an average, a clipped gradient) stays on the device of the weight.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -310,10 +315,13 @@ class _ByShape:
         flat = tf.nest.flatten(arguments)
         key = run, tuple((tuple(leaf.shape), leaf.dtype) for leaf in flat)
         if key not in self._traced:
-            function = tf.function(
-                lambda *flat: self._function(run, *tf.nest.pack_sequence_as(arguments, flat)),
-                autograph=False,
-            )
+            devices = [leaf.backing_device for leaf in flat]
+
+            def call(*flat: tf.Tensor) -> Any:
+                with variables.beside_inputs(flat, devices):
+                    return self._function(run, *tf.nest.pack_sequence_as(arguments, flat))
+
+            function = tf.function(call, autograph=False)
             self._traced[key] = function.get_concrete_function(*flat)
         return self._traced[key](*flat)
 

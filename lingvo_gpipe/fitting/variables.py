@@ -1,8 +1,8 @@
 """One set of variables for a Keras model, its optimizer and its pipeline, on the cells' devices.
 
 This module alone uses the private attribute in which Keras keeps the TensorFlow variable of one of
-its own (`keras.Variable._value`), through which goes everything that Keras does with it, and the
-index by which an optimizer finds the slots of a weight.
+its own (`keras.Variable._value`), through which goes everything that Keras does with it, the
+index by which an optimizer finds the slots of a weight, and where it would sum gradients.
 """
 
 from __future__ import annotations
@@ -72,6 +72,62 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
             if owners:
                 with tf.device(devices[max(owners, key=len)]):
                     slot._value = tf.Variable(slot.value, name=slot.name)
+
+
+def beside_inputs(
+    arguments: Sequence[tf.Tensor], devices: Sequence[str]
+) -> contextlib.AbstractContextManager[None]:
+    """Place what is traced in the `with` block on the device of its largest input.
+
+    TensorFlow places an operation without a device on the first one, wherever its inputs are.
+
+    Args:
+        arguments: of the function that is traced.
+        devices: of each of them.
+    """
+    known = {_key(argument): name for argument, name in zip(arguments, devices, strict=True)}
+
+    def device_of(tensor: tf.Tensor) -> str:
+        if _key(tensor) not in known:  # a read of a variable, whose device Keras or TensorFlow set
+            known[_key(tensor)] = tensor.op.device or device(tensor.op)
+        return known[_key(tensor)]
+
+    def device(operation: tf.Operation) -> str:
+        for outside, inside in operation.graph.captures:
+            if _key(inside) not in known:
+                is_nested = tf.is_symbolic_tensor(outside)  # in a branch of a condition
+                known[_key(inside)] = device_of(outside) if is_nested else outside.device
+        inputs = [t for t in operation.inputs if t.dtype == tf.resource or t.shape.rank != 0]
+        placed = [t for t in inputs if device_of(t)]
+        return device_of(max(placed, key=_num_elements)) if placed else ""
+
+    with_device: contextlib.AbstractContextManager[None] = tf.compat.v1.device(device)
+    return with_device
+
+
+@contextlib.contextmanager
+def unreduced(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Let an optimizer take gradients as they are in the `with` block.
+
+    Keras hands all of them to TensorFlow to be summed over replicas, of which there is one; that
+    puts all of them through one operation, and so on one device.
+    """
+    optimizers = _with_inner(optimizer)
+    for each in optimizers:
+        each._all_reduce_sum_gradients = list
+    try:
+        yield
+    finally:
+        for each in optimizers:
+            del each._all_reduce_sum_gradients
+
+
+def _key(tensor: tf.Tensor) -> tuple[int, str]:
+    return id(tensor.graph), tensor.name
+
+
+def _num_elements(tensor: tf.Tensor) -> int:
+    return tensor.shape.num_elements() or 0 if tensor.shape.is_fully_defined() else 0
 
 
 @contextlib.contextmanager

@@ -159,11 +159,12 @@ class Objective(hyperparams.Opaque):
         no_outputs = keras.tree.map_structure(lambda _: tf.zeros([]), self.names.outputs)
         return self._calls(fields, no_outputs)[number].divisor(self.terms[number])
 
-    def divide(self, fields: Values) -> None:
+    def divide(self, fields: Values, outputs: Mapping[str, tf.TensorSpec]) -> None:
         """Choose divisors with which sums over micro-batches are those of a mini-batch.
 
         Args:
             fields: a mini-batch, of which a few examples are tried with random predictions.
+            outputs: name of an output of the model → its spec for this mini-batch.
 
         Raises:
             LayerError: a loss is not a sum over examples.
@@ -177,12 +178,9 @@ class Objective(hyperparams.Opaque):
         for name in keras.tree.flatten(self.names.weights):
             if name is not None:
                 few[name] = tf.constant(random.uniform(0.5, 2.0, few[name].shape), few[name].dtype)
-        outputs = dict(
-            zip(keras.tree.flatten(self.names.outputs), self._model.outputs, strict=True)
-        )
-        for name, tensor in outputs.items():
-            shape = [_PROBED_EXAMPLES, *tensor.shape[1:]]
-            few[name] = tf.constant(random.uniform(0.05, 0.95, shape), tensor.dtype)
+        for name, spec in outputs.items():
+            shape = [_PROBED_EXAMPLES, *spec.shape[1:]]
+            few[name] = tf.constant(random.uniform(0.05, 0.95, shape), spec.dtype)
         self.terms = tuple(self._divided(number, few) for number in range(len(self.terms)))
 
     def _divided(self, number: int, values: Values) -> Term:

@@ -19,7 +19,7 @@ from lingvo_gpipe.fitting.objective import CompiledLosses, Names, Objective, at
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
-from lingvo_gpipe.network import Analysis, analyze, wiring
+from lingvo_gpipe.network import Analysis, analyze, uncut, wiring
 from lingvo_gpipe.network.batch_fields import specs
 from lingvo_gpipe.pipelining import PipeliningLayer
 
@@ -74,6 +74,7 @@ class Pipelines:
         self.settings = dict(settings)
         self._adapts = adapts
         self._is_settled = False  # for the optimizer of `compile`
+        self._is_divisible = True  # whether the losses of `compile` are sums over examples
         self._network: keras_layers.Network | None = None
         self._with_losses: dict[str, LossPipeline] = {}  # by the structure of the mini-batch
         self._predicting: PipeliningLayer | None = None
@@ -90,6 +91,7 @@ class Pipelines:
         self.settings["jit_compile"] |= jit_compile
         self._with_losses.clear()
         self._is_settled = False
+        self._is_divisible = True
 
     def inputs(self, x: Any) -> dict[str, tf.Tensor]:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
@@ -147,7 +149,11 @@ class Pipelines:
         if optimizer is not None and not self._is_settled:
             slots = planning.slot_bytes(optimizer, variables.trained(network.calls))
             settings |= planning.settle(
-                self._params(losses), specs(fields), slots, adapts=self._adapts
+                self._params(losses),
+                specs(fields),
+                slots,
+                adapts=self._adapts,
+                divides=self._is_divisible,
             )
             self._is_settled = True
         until_chosen = {}
@@ -200,18 +206,25 @@ class Pipelines:
         self, fields: Mapping[str, tf.Tensor], names: Names, compiled: CompileLoss
     ) -> Layer.Params:
         """Return the layer with the losses of `compile`."""
-        model = self._graph()
-        size = fields[names.inputs[0]].shape[0]
+        # The mini-batch has sizes that the model leaves open, such as a length.
+        inputs = {name: fields[name] for name in names.inputs}
+        analysis = analyze(uncut(self._params([])), specs(inputs))
+        written = {name: analysis.specs[n] for name, n in analysis.wiring.outputs.items()}
         outputs = keras.tree.map_structure(
-            lambda t: tf.ones([size, *t.shape[1:]], t.dtype), model.output
+            lambda spec: tf.ones(spec.shape, spec.dtype),
+            wiring.in_structure(self.network.outputs, written),
         )
         # Keras resolves in the first call which output each loss compares.
         compiled(at(names.labels, fields), outputs, at(names.weights, fields))
         for metric in compiled.metrics:
             metric.reset_state()
-        objective = Objective(model, compiled, names)
-        if self.settings["num_micro_batches"] > 1:
-            objective.divide(fields)
+        objective = Objective(self._graph(), compiled, names)
+        try:
+            objective.divide(fields, written)
+        except errors.LayerError:
+            if self.settings["num_micro_batches"] > 1:
+                raise
+            self._is_divisible = False
         reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
         return CompiledLosses.Params(
             name=_HEAD,

@@ -30,6 +30,7 @@ def settle(
     slots: Mapping[str, int],
     *,
     adapts: bool,
+    divides: bool,
 ) -> dict[str, Any]:
     """Plan a step, and return what changes of its params.
 
@@ -40,6 +41,7 @@ def settle(
         adapts: whether a step that does not fit changes so that it does. Else a `device_memory`
             that is too small is refused, and for the memory of a GPU there is a warning, because a
             plan is an estimate.
+        divides: whether a mini-batch may have another number of micro-batches.
 
     Returns:
         Field → value of what differs from `params`.
@@ -50,13 +52,13 @@ def settle(
     limit_bytes = _limit_bytes(params)
     if limit_bytes is None and params.schedule != schedule.AUTO:
         return {}
-    planner = _Planner(fields, slots)
+    planner = _Planner(fields, slots, divides=divides)
     asked = params.copy()
     if limit_bytes is not None:
         asked.device_memory = f"{limit_bytes}B"
     if asked.schedule == schedule.AUTO:
         with contextlib.suppress(errors.PartitionError):  # nothing fits: below is why
-            counts, _ = auto.counts(asked, fields)
+            counts, _ = auto.counts(asked, fields) if divides else ([None], "")
             best = auto.choose_for(asked, planner, counts, limit_bytes).best
             return {field: best.model.get(field) for field in _CHOSEN}
         asked.schedule = "1f1b"
@@ -101,8 +103,11 @@ def slot_bytes(
 class _Planner:
     """Plans steps of a network."""
 
-    def __init__(self, fields: Mapping[str, SpecNest], slots: Mapping[str, int]) -> None:
+    def __init__(
+        self, fields: Mapping[str, SpecNest], slots: Mapping[str, int], *, divides: bool
+    ) -> None:
         self.fields = fields
+        self.divides = divides
         self._known = step_plan.Known(slots)
 
     def __call__(self, model: network.PipelineParams, *, profile: bool = False) -> step_plan.Plan:
@@ -134,7 +139,7 @@ def _fitting(
     num_examples = micro_batches.batch_size(planner.fields, asked.batch_dim, asked.unbatched)
     analysis = network.analyze(network.uncut(asked), planner.fields)
     counts = [asked.num_micro_batches]
-    is_free = micro_batch_dependence.reason(analysis) is None
+    is_free = planner.divides and micro_batch_dependence.reason(analysis) is None
     while is_free and counts[-1] < num_examples:
         counts.append(min(2 * counts[-1], num_examples))
     policies = [asked.recompute]

@@ -121,3 +121,43 @@ def test_a_model_is_called_first_in_a_function_of_the_users_own() -> None:
     np.testing.assert_allclose(called, model(X), rtol=1e-5)
     pipelined.compile("adam", "sparse_categorical_crossentropy")
     pipelined.fit(X, CLASSES, batch_size=len(X), verbose=0)
+
+
+def test_a_loss_that_compares_examples_keeps_one_micro_batch() -> None:
+    def contrast(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(predictions[:, 0]) ** 2 + 0.0 * tf.cast(labels, tf.float32)
+
+    pipelined = PipelinedModel(wide(), 1, device_memory="30MiB", adapt_to_memory=True)
+    pipelined.compile("adam", contrast)
+    rows = np.arange(2048) % len(X)
+    with pytest.raises(errors.PartitionError, match="No number of partitions up to 4 helps"):
+        pipelined.train_on_batch(X[rows], CLASSES[rows])
+
+
+def test_a_mini_batch_that_is_divided_to_fit_trains_as_the_whole_one() -> None:
+    keras.utils.set_random_seed(1)
+    model = wide()
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    weights = np.linspace(0.5, 2.0, 2048)
+    rows = np.arange(2048) % len(X)
+    pipelined = PipelinedModel(model, 1, device_memory="30MiB", adapt_to_memory=True)
+    with pytest.warns(UserWarning, match="so that a step fits"):
+        for each in (pipelined, twin):
+            each.compile("sgd", "sparse_categorical_crossentropy")
+            each.train_on_batch(X[rows], CLASSES[rows], sample_weight=weights)
+    assert pipelined.settings["num_micro_batches"] > 1
+    for wanted, got in zip(twin.get_weights(), pipelined.get_weights(), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_sizes_that_a_model_leaves_open_are_those_of_the_mini_batch() -> None:
+    ids = keras.Input([None], dtype="int32")
+    x = keras.layers.Embedding(9, 8)(ids)
+    model = keras.Model(ids, keras.layers.Dense(9)(keras.layers.Dense(8, "tanh")(x)))
+    pipelined = PipelinedModel(model, 2, 2)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    pipelined.compile("adam", loss, weighted_metrics=["accuracy"])
+    for length in (4, 7):
+        tokens = np.arange(6 * length).reshape(6, length) % 9
+        pipelined.train_on_batch(tokens, tokens, sample_weight=np.ones([6, length]))

@@ -142,10 +142,11 @@ def test_a_mini_batch_that_is_divided_to_fit_trains_as_the_whole_one() -> None:
     weights = np.linspace(0.5, 2.0, 2048)
     rows = np.arange(2048) % len(X)
     pipelined = PipelinedModel(model, 1, device_memory="30MiB", adapt_to_memory=True)
+    for each in (pipelined, twin):
+        each.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.warns(UserWarning, match="so that a step fits"):
-        for each in (pipelined, twin):
-            each.compile("sgd", "sparse_categorical_crossentropy")
-            each.train_on_batch(X[rows], CLASSES[rows], sample_weight=weights)
+        pipelined.train_on_batch(X[rows], CLASSES[rows], sample_weight=weights)
+    twin.train_on_batch(X[rows], CLASSES[rows], sample_weight=weights)
     assert pipelined.settings["num_micro_batches"] > 1
     for wanted, got in zip(twin.get_weights(), pipelined.get_weights(), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)

@@ -195,15 +195,15 @@ class _HostLoads:
 
     def __init__(self, hosts: Sequence[int]) -> None:
         self._hosts = hosts
-        self._went: collections.Counter[int] = collections.Counter()
-        self._came: collections.Counter[int] = collections.Counter()
+        self._out: collections.Counter[int] = collections.Counter()
+        self._in: collections.Counter[int] = collections.Counter()
 
     def add(self, sent: Sent) -> None:
         source, target = self._hosts[sent.source], self._hosts[sent.target]
         if source != target:
-            self._went[source] += sent.size
-            self._came[target] += sent.size
+            self._out[source] += sent.size
+            self._in[target] += sent.size
 
     @property
     def most(self) -> int:
-        return max([0, *self._went.values(), *self._came.values()])
+        return max([0, *self._out.values(), *self._in.values()])

@@ -50,11 +50,11 @@ class Hosts:
         """
         if self.devices is None:
             return host_order.share_out(num_devices, [num_devices] * self.count)
-        there = self.count * self.devices
-        if there < num_devices:
+        available = self.count * self.devices
+        if available < num_devices:
             raise errors.DeviceError(
                 f"{num_devices} devices are needed, but --hosts has {self.count} x {self.devices}"
-                f" = {there}. Lower num_partitions or num_replicas, or name more hosts"
+                f" = {available}. Lower num_partitions or num_replicas, or name more hosts"
             )
         used = host_order.first_with_enough(num_devices, [self.devices] * self.count)
         return host_order.share_out(num_devices, used)
@@ -82,8 +82,8 @@ def parse(text: str) -> Hosts:
     1250000000
     """
     shape, *rest = (part.strip() for part in text.split(","))
-    found = _SHAPE.fullmatch(shape)
-    count, devices = (0, 0) if found is None else (int(found[1]), int(found[2] or 1))
+    match = _SHAPE.fullmatch(shape)
+    count, devices = (0, 0) if match is None else (int(match[1]), int(match[2] or 1))
     if not 1 <= count * devices <= _MAX_DEVICES:
         raise errors.ParamsError(
             f"--hosts={text[:60]}: {shape[:20]!r} is not a number of hosts, or hosts x devices. "
@@ -102,7 +102,7 @@ def parse(text: str) -> Hosts:
         sizes[name] = read(size.removesuffix("/s"))
         if sizes[name] <= 0:
             raise errors.ParamsError(f"--hosts={text[:60]}: {name} is 0. Leave it out")
-    return Hosts(count, devices if found and found[2] else None, **sizes)
+    return Hosts(count, devices if match and match[2] else None, **sizes)
 
 
 def link_s(
@@ -164,31 +164,30 @@ def exchange_times(hosts: Hosts, order: HostOrder, exchange: Exchange) -> Exchan
     Each device has a link within its host, and all devices of a host share its connection to the
     others. A link carries both ways at once; those of unknown speed take no time.
     """
-    num_devices, host_of = exchange.num_devices, order.hosts
-    found = []
+    seconds_of_kinds = []
     for kind in (exchange.weights(), exchange.gradients()):
-        # Bytes by device to and from others of its host, and by host to and from others.
-        took: collections.Counter[int] = collections.Counter()
-        gave: collections.Counter[int] = collections.Counter()
-        came: collections.Counter[int] = collections.Counter()
-        went: collections.Counter[int] = collections.Counter()
+        # Bytes that go out and come in: of a device within its host, and of a host to others.
+        device_out, device_in, host_out, host_in = (collections.Counter[int]() for _ in range(4))
         for sent in kind:
-            source, target = host_of[sent.source], host_of[sent.target]
+            source, target = order.hosts[sent.source], order.hosts[sent.target]
             if source == target:
-                gave[sent.source] += sent.size
-                took[sent.target] += sent.size
+                device_out[sent.source] += sent.size
+                device_in[sent.target] += sent.size
             else:
-                went[source] += sent.size
-                came[target] += sent.size
-        seconds = [0.0] * num_devices
-        for number, host in enumerate(host_of):
-            inside = max(took[number], gave[number])
+                host_out[source] += sent.size
+                host_in[target] += sent.size
+        seconds = [0.0] * exchange.num_devices
+        for number, host in enumerate(order.hosts):
+            inside, outside = (
+                max(device_in[number], device_out[number]),
+                max(host_in[host], host_out[host]),
+            )
             within = inside / hosts.within if hosts.within else 0.0
-            between = max(came[host], went[host]) / hosts.between if hosts.between else 0.0
-            device = number % num_devices
+            between = outside / hosts.between if hosts.between else 0.0
+            device = number % exchange.num_devices
             seconds[device] = max(seconds[device], within, between)
-        found.append(tuple(seconds))
-    return ExchangeTimes(*found)
+        seconds_of_kinds.append(tuple(seconds))
+    return ExchangeTimes(*seconds_of_kinds)
 
 
 def link_texts(hosts: Hosts, order: HostOrder, analysis: network.Analysis, link: Link) -> list[str]:

@@ -248,7 +248,7 @@ def groups_of(params: Task.Params, fields: Mapping[str, SpecNest]) -> groups.Gro
     """
     model = params.model
     in_parts = model.num_replicas > 1 and not model.unbatched and params.input.on_worker
-    return groups.of(model, fields, in_parts=in_parts)
+    return groups.make(model, fields, in_parts=in_parts)
 
 
 def check(params: Task.Params) -> None:

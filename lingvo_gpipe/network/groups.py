@@ -26,12 +26,12 @@ class Group:
     Attributes:
         fields: name → nest of tensors.
         first: number of its first micro-batch in the mini-batch.
-        of: number of micro-batches of the mini-batch; None: this is the whole one.
+        num_micro_batches: M of the whole mini-batch; None: the group is the whole one.
     """
 
     fields: Mapping[str, Nest]
     first: int
-    of: int | None
+    num_micro_batches: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Groups:
     params: PipelineParams
     fields: Mapping[str, SpecNest]
 
-    def cut(self, batch: Mapping[str, Nest]) -> list[Group]:
+    def divided(self, batch: Mapping[str, Nest]) -> list[Group]:
         """Return the groups of a mini-batch of any size."""
         whole = self.whole
         if self.size is None or isinstance(batch, parts.InParts):
@@ -65,15 +65,17 @@ class Groups:
         firsts = _firsts(whole, self.size, num_examples)
         if len(firsts) == 1:
             return [Group(batch, 0, None)]
-        cut = []
+        groups = []
         for first, end in zip(firsts, [*firsts[1:], number], strict=True):
-            own = _examples(whole, num_examples, first, end)
-            fields = parts.consecutive(batch, own, whole.batch_dim, whole.unbatched)
-            cut.append(Group(fields, first, number))
-        return cut
+            examples = _examples(whole, num_examples, first, end)
+            fields = parts.consecutive(batch, examples, whole.batch_dim, whole.unbatched)
+            groups.append(Group(fields, first, number))
+        return groups
 
 
-def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool = False) -> Groups:
+def make(
+    params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool = False
+) -> Groups:
     """Return the groups in which a network runs its mini-batches.
 
     Where it is built for a mini-batch of so few examples that all micro-batches are one group, all
@@ -92,18 +94,18 @@ def of(params: PipelineParams, fields: Mapping[str, SpecNest], *, in_parts: bool
     if size is None:
         return Groups(params, None, 1, params, fields)
     num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
-    of_group = params.copy()
+    params_of_group = params.copy()
     if params.micro_batch_size is None:
         # No micro-batch is empty, so there may be few enough for one graph.
         number = micro_batches.count_of(params, num_examples)
         if number <= params.group_size * params.num_replicas:
             return Groups(params, None, 1, params, fields)
-        of_group.num_micro_batches = size
+        params_of_group.num_micro_batches = size
     firsts = _firsts(params, size, num_examples)
     end = firsts[1] if len(firsts) > 1 else micro_batches.count_of(params, num_examples)
     largest = len(_examples(params, num_examples, 0, end))
-    of_fields = micro_batches.resized(params, fields, largest)
-    return Groups(params, size, len(firsts), of_group, of_fields)
+    fields_of_group = micro_batches.resized(params, fields, largest)
+    return Groups(params, size, len(firsts), params_of_group, fields_of_group)
 
 
 def size_of(params: PipelineParams) -> int | None:

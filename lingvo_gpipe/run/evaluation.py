@@ -155,7 +155,7 @@ def _in_groups(
         if groups is None:
             yield batch, True
         else:
-            yield from ((group.fields, group.first == 0) for group in groups.cut(batch))
+            yield from ((group.fields, group.first == 0) for group in groups.divided(batch))
 
 
 def _number_of(batches: Iterable[object]) -> int | None:

@@ -203,7 +203,7 @@ class Learner:
         """Yield the groups of an update, each with the micro-batches of earlier mini-batches."""
         earlier = 0
         for batch in batches:
-            of_batch = self.groups.cut(batch)
+            of_batch = self.groups.divided(batch)
             yield from ((group, earlier) for group in of_batch)
             if len(batches) > 1:
                 sizes = (
@@ -222,7 +222,7 @@ class Learner:
                 group.fields,
                 step=self.step.read_value(),
                 first_micro_batch=group.first,
-                num_micro_batches=group.of,
+                num_micro_batches=group.num_micro_batches,
                 earlier_micro_batches=earlier,
             )
             if not isinstance(cause, errors.StepError) or cause.micro_batch is not None:

@@ -66,15 +66,15 @@ def test_they_have_the_micro_batches_of_the_mini_batch(
     """Also where the network was built for a mini-batch of another size."""
     whole = params(**fields, group_size=4)
     x = tf.range(num_examples)
-    made = groups.of(whole, {"x": tf.TensorSpec([of_spec], tf.int32)})
-    cut = made.cut({"x": x})
+    made = groups.make(whole, {"x": tf.TensorSpec([of_spec], tf.int32)})
+    cut = made.divided({"x": x})
     np.testing.assert_array_equal(tf.concat([group.fields["x"] for group in cut], 0), x)
     sizes = [micro_batches.sizes_of(made.params, group.fields) for group in cut]
     assert [len(of_group) for of_group in sizes] == counts
     assert sum(sizes, ()) == micro_batches.sizes_of(whole, {"x": x})
     assert [group.first for group in cut] == [sum(counts[:n]) for n in range(len(counts))]
-    assert {group.of for group in cut} == {sum(counts) if len(counts) > 1 else None}
-    of_training = groups.of(whole, {"x": tf.TensorSpec([num_examples], tf.int32)})
+    assert {group.num_micro_batches for group in cut} == {sum(counts) if len(counts) > 1 else None}
+    of_training = groups.make(whole, {"x": tf.TensorSpec([num_examples], tf.int32)})
     assert of_training.count == len(counts)
     assert of_training.fields["x"].shape == cut[0].fields["x"].shape
 
@@ -84,11 +84,11 @@ def test_more_micro_batches_than_examples_are_as_many_as_examples(
     number: int, num_examples: int
 ) -> None:
     x = tf.zeros([num_examples, 3])
-    made = groups.of(params(num_micro_batches=number), {"x": tf.TensorSpec(x.shape)})
-    (group,) = made.cut({"x": x})
+    made = groups.make(params(num_micro_batches=number), {"x": tf.TensorSpec(x.shape)})
+    (group,) = made.divided({"x": x})
     assert made.count == 1
     assert micro_batches.sizes_of(made.params, group.fields) == (1,) * num_examples
-    (whole,) = made.cut({"x": tf.zeros([2 * number, 3])})
+    (whole,) = made.divided({"x": tf.zeros([2 * number, 3])})
     assert micro_batches.sizes_of(made.params, whole.fields) == (2,) * number
 
 
@@ -97,8 +97,8 @@ def test_a_mini_batch_without_examples_is_left_to_what_refuses_it(
     fields: dict[str, object],
 ) -> None:
     empty = {"x": tf.zeros([0, 3])}
-    made = groups.of(params(**fields), {"x": tf.TensorSpec([1024, 3])})
-    assert [group.fields for group in made.cut(empty)] == [empty]
+    made = groups.make(params(**fields), {"x": tf.TensorSpec([1024, 3])})
+    assert [group.fields for group in made.divided(empty)] == [empty]
     with pytest.raises(errors.InputError, match="has no examples"):
         micro_batches.sizes_of(made.params, empty)
 
@@ -107,14 +107,14 @@ def test_a_field_without_examples_is_in_each_group() -> None:
     whole = params(num_micro_batches=8, group_size=4, unbatched=("table",), batch_dim=1)
     fields = {"x": tf.reshape(tf.range(16), [2, 8]), "table": tf.zeros([3])}
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, fields)
-    first, second = (group.fields for group in groups.of(whole, specs).cut(fields))
+    first, second = (group.fields for group in groups.make(whole, specs).divided(fields))
     assert first["table"] is second["table"] is fields["table"]
     np.testing.assert_array_equal(second["x"], [[4, 5, 6, 7], [12, 13, 14, 15]])
 
 
 def test_what_each_host_reads_in_parts_is_one_group() -> None:
     specs = {"x": tf.TensorSpec([16], tf.int32)}
-    made = groups.of(params(num_micro_batches=16, group_size=4), specs, in_parts=True)
+    made = groups.make(params(num_micro_batches=16, group_size=4), specs, in_parts=True)
     assert (made.size, made.count) == (None, 1)
 
 

@@ -87,7 +87,7 @@ def test_an_evaluation_of_any_size_runs_in_groups(tmp_path: Path) -> None:
     made = task.groups_of(params, source.element_spec(training=True))
     assert made.count == 1
     sizes = [
-        [len(g.fields["label"]) for g in made.cut(batch)] for batch in source.evaluation("test")
+        [len(g.fields["label"]) for g in made.divided(batch)] for batch in source.evaluation("test")
     ]
     assert sizes == [[6, 5], [2]]
 
@@ -139,7 +139,7 @@ def test_places_are_those_in_the_mini_batch() -> None:
         made.update([wrong])
     cause = tf.errors.InternalError(None, None, "none")
     groups = list(made._groups([batch, batch]))
-    numbers = [(group.first, group.of, earlier) for group, earlier in groups]
+    numbers = [(group.first, group.num_micro_batches, earlier) for group, earlier in groups]
     assert numbers == [(first, 8, earlier) for earlier in (0, 8) for first in (0, 2, 4, 6)]
     assert "a step failed (none)" in str(made._explained(cause, groups))
 

@@ -70,7 +70,7 @@ def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: li
         params.model = sameness.params(case)
         params.model.group_size = most
         learned = learner.Learner(params, batch)
-        groups = [group.fields for group in learned.groups.cut(batch)]
+        groups = [group.fields for group in learned.groups.divided(batch)]
         result = learned.update([batch])
         values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
         found.append(values | {"loss": result.loss, "hits": result.sums["accuracy"]["total"]})

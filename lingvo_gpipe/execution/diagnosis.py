@@ -183,10 +183,10 @@ def _failing_layer(
                 for name, loss in collected.losses.items():
                     targets.append(loss)
                     starts.append(precision.cast(factors[name], loss.dtype))
-                found = tape.gradient(
+                by_sources = tape.gradient(
                     targets, [sources, inputs.weights], starts, unconnected_gradients="zero"
                 )
-                for v, leaves in zip(reads, found[0], strict=True):
+                for v, leaves in zip(reads, by_sources[0], strict=True):
                     gradients.setdefault(v, []).append([tf.convert_to_tensor(g) for g in leaves])
     except tf.errors.OpError:
         return analysis.layers[number].name
@@ -200,15 +200,15 @@ def _owners(names: Sequence[str], message: str) -> list[tuple[str, str]]:
         names: names of the layers.
         message: TensorFlow's message.
     """
-    found = []
+    owned = []
     for node in _NODE.findall(message):
         # Gradients are named after the operation that they belong to.
         path = re.sub(r"^(gradient_tape|gradients)/", "", node)
         owners = [name for name in names if path == name or path.startswith(f"{name}/")]
         if owners:
             layer = max(owners, key=len)
-            found.append((layer, path.removeprefix(layer).strip("/").rpartition("/")[2]))
-    return found
+            owned.append((layer, path.removeprefix(layer).strip("/").rpartition("/")[2]))
+    return owned
 
 
 def cause(error: tf.errors.OpError) -> str:
@@ -269,7 +269,7 @@ def first_nonfinite_value(passes: Sequence[ReplicaPass], first_micro_batch: int 
     for path, value in passes[0].variables.items():
         if not is_finite(value):
             return f"layer {analysis.layer_of(path)}, variable {path}"
-    places = (place for one in passes for place in _nonfinite_places(one, first_micro_batch))
+    places = (place for each in passes for place in _nonfinite_places(each, first_micro_batch))
     return next(places, NOWHERE)
 
 
@@ -310,7 +310,7 @@ def _nonfinite_places(replica_pass: ReplicaPass, first_micro_batch: int) -> Iter
 
 
 def _value_name(analysis: network.Analysis, version: int) -> str:
-    found = analysis.wiring.versions[version]
-    if found.producer == wiring.FIELD:
-        return f"field {found.name} of the mini-batch"
-    return f"layer {analysis.layers[found.producer].name}, output {found.name}"
+    value = analysis.wiring.versions[version]
+    if value.producer == wiring.FIELD:
+        return f"field {value.name} of the mini-batch"
+    return f"layer {analysis.layers[value.producer].name}, output {value.name}"

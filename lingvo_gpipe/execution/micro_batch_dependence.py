@@ -41,9 +41,9 @@ def reason(analysis: network.Analysis) -> str | None:
         frozen = {below for name, _, below in frozen_layers if name == info.name}
         if alike.get(type(unnamed)) == (unnamed, inputs, frozen):
             continue
-        found = _reason(analysis, info, inputs)
-        if found is not None:
-            return f"{info.name} {found}"
+        dependence = _reason(analysis, info, inputs)
+        if dependence is not None:
+            return f"{info.name} {dependence}"
         alike[type(unnamed)] = unnamed, inputs, frozen
     return None
 
@@ -54,7 +54,7 @@ def _reason(
     """Return what a layer does by micro-batch; None: nothing."""
     layer = info.params.instantiate()
     specs = {path: analysis.variables[path] for path in info.paths.values()}
-    found: list[str | None] = []
+    reasons: list[str] = []
 
     def compute(
         seed: tf.Tensor, step: tf.Tensor, variables: dict[str, tf.Tensor], reads: list[Nest]
@@ -72,9 +72,9 @@ def _reason(
         outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
         results = tf.nest.flatten((outputs, ctx.collected.as_nest()))
         if ctx.collected.moments:
-            found.append("takes statistics of each micro-batch")
+            reasons.append("takes statistics of each micro-batch")
         elif _depend_on(filter(tf.is_tensor, results), seed):
-            found.append("draws random numbers for each micro-batch")
+            reasons.append("draws random numbers for each micro-batch")
         return []
 
     tf.function(compute, autograph=False).get_concrete_function(
@@ -83,7 +83,7 @@ def _reason(
         {path: tf.TensorSpec(spec.shape, spec.read_dtype) for path, spec in specs.items()},
         list(inputs),
     )
-    return next(iter(found), None)
+    return next(iter(reasons), None)
 
 
 def _depend_on(results: Iterable[tf.Tensor], source: tf.Tensor) -> bool:

@@ -104,10 +104,10 @@ def _shared_out(names: Sequence[str], num_devices: int, kind: str) -> list[str]:
     for name in names:
         of_worker.setdefault(_task_and_number(name)[0], []).append(name)
     queues = list(of_worker.values())
-    there: Sequence[int] = list(map(len, queues))
+    counts: Sequence[int] = list(map(len, queues))
     if kind != "cpu":
-        there = host_order.first_with_enough(num_devices, there)
-    return [queues[n].pop(0) for n in host_order.share_out(num_devices, there)]
+        counts = host_order.first_with_enough(num_devices, counts)
+    return [queues[n].pop(0) for n in host_order.share_out(num_devices, counts)]
 
 
 def short(name: str) -> str:
@@ -180,11 +180,11 @@ def prepare_logical_cpus(count: int) -> None:
             physical, [tf.config.LogicalDeviceConfiguration()] * count
         )
     except (RuntimeError, ValueError) as error:
-        there = len(tf.config.list_logical_devices("CPU"))
-        if there < count:
+        present = len(tf.config.list_logical_devices("CPU"))
+        if present < count:
             raise errors.DeviceError(
                 f"{count} logical CPU devices are needed, but TensorFlow was initialised with "
-                f"{there}. Call lingvo_gpipe.prepare_logical_cpus({count}) before its first "
+                f"{present}. Call lingvo_gpipe.prepare_logical_cpus({count}) before its first "
                 "operation, in task() of a recipe before it builds a Keras model"
             ) from error
 

@@ -114,13 +114,13 @@ class PipelineVariables(tf.Module):
                     values[f"{path}/{name}"] = value
         return values
 
-    def add_moments(self, one: Mapping[str, Nest], other: Mapping[str, Nest]) -> dict[str, Nest]:
+    def add_moments(self, first: Mapping[str, Nest], second: Mapping[str, Nest]) -> dict[str, Nest]:
         """Add two mini-batches' moments by the path of the layer, on the layers' devices."""
         names = self._statistics()
         added = {}
-        for path, moments in one.items():
+        for path, moments in first.items():
             with tf.device(self._device_of(f"{path}/{names[path][0]}")):
-                added[path] = tf.nest.map_structure(tf.add, moments, other[path])
+                added[path] = tf.nest.map_structure(tf.add, moments, second[path])
         return added
 
     def _statistics(self) -> dict[str, list[str]]:

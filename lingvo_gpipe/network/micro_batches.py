@@ -49,7 +49,7 @@ def counts(num_examples: int, num_partitions: int, num_replicas: int = 1) -> tup
     >>> counts(256, 8), counts(100, 8), counts(97, 8), counts(4, 8)
     ((8, 16, 32, 64), (10, 20, 50, 100), (8, 16, 32, 97), (4,))
     """
-    found = []
+    numbers = []
     for multiple in (1, 2, 4, 8):
         least = multiple * num_partitions * num_replicas
         equal = (
@@ -58,8 +58,8 @@ def counts(num_examples: int, num_partitions: int, num_replicas: int = 1) -> tup
             if num_examples % count == 0 and count % num_replicas == 0
         )
         if least <= num_examples:
-            found.append(next(equal, least))
-    return tuple(found) or (num_examples,)
+            numbers.append(next(equal, least))
+    return tuple(numbers) or (num_examples,)
 
 
 def batch_size(

@@ -54,13 +54,13 @@ class ReplicaPart:
         range(6, 10)
         """
         sizes = micro_batches.sizes(num_examples, self.num_micro_batches, self.micro_batch_size)
-        own = replicas.shares(len(sizes), self.num_replicas)[self.replica]
-        return range(sum(sizes[: own.start]), sum(sizes[: own.stop]))
+        share = replicas.shares(len(sizes), self.num_replicas)[self.replica]
+        return range(sum(sizes[: share.start]), sum(sizes[: share.stop]))
 
     def cut(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return its examples of a whole mini-batch, name → nest of tensors."""
-        own = self.examples(micro_batches.batch_size(fields, self.batch_dim, ()))
-        return consecutive(fields, own, self.batch_dim)
+        examples = self.examples(micro_batches.batch_size(fields, self.batch_dim, ()))
+        return consecutive(fields, examples, self.batch_dim)
 
 
 class InParts(Mapping[str, Nest]):
@@ -112,17 +112,17 @@ def of_batch(batch: Batch) -> tuple[dict[str, Nest], ...]:
 
 
 def consecutive(
-    fields: Mapping[str, Nest], own: range, batch_dim: int, unbatched: Collection[str] = ()
+    fields: Mapping[str, Nest], examples: range, batch_dim: int, unbatched: Collection[str] = ()
 ) -> dict[str, Nest]:
     """Return consecutive examples of a mini-batch, name → nest of tensors on the same devices.
 
     Args:
         fields: name → nest of tensors.
-        own: their numbers.
+        examples: their numbers.
         batch_dim: which dimension counts examples.
         unbatched: fields that are returned whole.
     """
-    place = (slice(None),) * batch_dim + (slice(own.start, own.stop),)
+    place = (slice(None),) * batch_dim + (slice(examples.start, examples.stop),)
     return _taken(fields, unbatched, lambda leaf: leaf[place])
 
 
@@ -157,12 +157,12 @@ def take(
     taken, order, first = [], [], 0
     for part in of_batch(batch):
         size = num_examples(part, batch_dim, unbatched)
-        own = [place for place, row in enumerate(rows) if first <= row < first + size]
-        if own:
-            numbers = [rows[place] - first for place in own]
+        places = [place for place, row in enumerate(rows) if first <= row < first + size]
+        if places:
+            numbers = [rows[place] - first for place in places]
             gather = functools.partial(tf.gather, indices=numbers, axis=batch_dim)
             taken.append(_taken(part, unbatched, gather))
-        order += own
+        order += places
         first += size
     if len(taken) == 1 and order == sorted(order):
         return taken[0]

@@ -61,10 +61,10 @@ def first_share(
     check(params.num_replicas, len(sizes))
     first = shares(len(sizes), params.num_replicas)[0]
     devices = None if params.devices is None else params.devices[: params.num_partitions]
-    one = params.copy()
-    one.set(num_replicas=1, num_micro_batches=len(first), devices=devices)
+    of_first = params.copy()
+    of_first.set(num_replicas=1, num_micro_batches=len(first), devices=devices)
     num_examples = sum(sizes[m] for m in first)
-    return one, micro_batches.resized(params, fields, num_examples)
+    return of_first, micro_batches.resized(params, fields, num_examples)
 
 
 def sends_rows(spec: base.VariableSpec, num_micro_batches: int) -> bool:

@@ -63,8 +63,8 @@ def resolve(
         matches = fnmatch.filter(specs, pattern)
         _check_statistics(pattern, matches, specs)
         if not matches and not fnmatch.filter(borrowed, pattern):
-            known = [*specs, *borrowed]
-            near = errors.nearest(pattern, known) or sorted(known)[:3]
+            paths_of_all = [*specs, *borrowed]
+            near = errors.nearest(pattern, paths_of_all) or sorted(paths_of_all)[:3]
             raise errors.LayerError(
                 f"frozen pattern {pattern!r} matches no variable; nearest {', '.join(near)}"
             )

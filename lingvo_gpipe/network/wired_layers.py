@@ -124,9 +124,9 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
             f"{base.describe(mixing)} compares the examples of a mini-batch with each other, and "
             f"num_micro_batches={len(sizes)} divides them. Use one micro-batch"
         )
-    found = variables.resolve(layers, metas, params.frozen)
+    resolved = variables.resolve(layers, metas, params.frozen)
     trained = [
-        any(found.specs[path].is_trained for path in paths.values()) for paths in found.paths
+        any(resolved.specs[path].is_trained for path in paths.values()) for paths in resolved.paths
     ]
     gradients = wiring.layers_with_gradient(wired, trained)
     return WiredLayers(
@@ -134,11 +134,11 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
         fields=dict(fields),
         sizes=sizes,
         layers=tuple(
-            LayerInfo(n, layer, metas[n], found.paths[n], gradients[n])
+            LayerInfo(n, layer, metas[n], resolved.paths[n], gradients[n])
             for n, layer in enumerate(layers)
         ),
-        variables=found.specs,
-        owner=found.owner,
+        variables=resolved.specs,
+        owner=resolved.owner,
         wiring=wired,
         specs=tuple(specs),
     )

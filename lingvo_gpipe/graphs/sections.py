@@ -24,7 +24,7 @@ _CHEAP = """
 _CHEAP_TYPES = frozenset(_CHEAP.split())
 # Gradient → place of the forward's result among its inputs. oneDNN has the gradient only where the
 # forward is in the same function; TensorFlow's own takes 50 times as long.
-_BESIDE_GRADIENT = {"LRNGrad": 2, "MaxPool3DGrad": 1, "MaxPoolGrad": 1}
+_WITH_GRADIENT = {"LRNGrad": 2, "MaxPool3DGrad": 1, "MaxPoolGrad": 1}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Sections:
         self._order = {op.name: number for number, op in enumerate(self._operations)}
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
-        self._gradients = [op for op in self._operations if op.type in _BESIDE_GRADIENT]
+        self._gradients = [op for op in self._operations if op.type in _WITH_GRADIENT]
         self._sources = {op.name: list(map(_passed, op.inputs)) for op in self._operations}
 
     def all(self) -> frozenset[str]:
@@ -76,17 +76,17 @@ class Sections:
     def after(self, tensors: Iterable[tf.Tensor]) -> frozenset[str]:
         """Return the names of the operations that depend on some of the tensors."""
         start = {tensor.op.name for tensor in tensors}
-        found = set(start)
+        dependents = set(start)
         # An operation of a graph comes after its inputs, except a loop whose gradient was traced:
         # it has further inputs since then.
         growing = True
         while growing:
-            before = len(found)
+            before = len(dependents)
             for op in self._operations:
-                if any(tensor.op.name in found for tensor in self._sources[op.name]):
-                    found.add(op.name)
-            growing = len(found) > before
-        return frozenset(found - start)
+                if any(tensor.op.name in dependents for tensor in self._sources[op.name]):
+                    dependents.add(op.name)
+            growing = len(dependents) > before
+        return frozenset(dependents - start)
 
     def section(
         self,
@@ -122,14 +122,14 @@ class Sections:
         fetches = tuple(map(_passed, fetches))
         add(fetches)
         while True:
-            beside = self._beside_gradients(needed)
+            with_gradients = self._computed_with_gradients(needed)
             candidates = [
                 tensor
                 for tensor in reads.values()
                 if tensor.op.name in movable
                 or (
                     tensor.op.name in recomputable
-                    and (tensor.op.type in _CHEAP_TYPES or tensor.name in beside)
+                    and (tensor.op.type in _CHEAP_TYPES or tensor.name in with_gradients)
                 )
             ]
             # The last one first: its input may be cheap as well.
@@ -169,23 +169,23 @@ class Sections:
         inputs_of = {name for node in definition.node for name in node.input}
         mapped = [t.name for t in section.reads if t.name.removesuffix(":0") in inputs_of]
         computed = [op for op in self._operations if op.name in section.operations]
-        made = tf.graph_util.import_graph_def(
+        copies = tf.graph_util.import_graph_def(
             definition,
             input_map={name: values[name] for name in mapped},
             return_elements=[op.name for op in computed],
             name="",
         )
         results = dict(values)
-        for op, copy in zip(computed, made, strict=True):
+        for op, copy in zip(computed, copies, strict=True):
             for tensor, output in zip(op.outputs, copy.outputs, strict=True):
                 output.set_shape(tensor.shape)  # Python computed some shapes, which are not nodes
                 results[tensor.name] = output
         return [results[tensor.name] for tensor in section.fetches]
 
-    def _beside_gradients(self, operations: Collection[str]) -> frozenset[str]:
+    def _computed_with_gradients(self, operations: Collection[str]) -> frozenset[str]:
         """Return the names of tensors that are to be computed where their gradients are."""
         return frozenset(
-            self._sources[op.name][_BESIDE_GRADIENT[op.type]].name
+            self._sources[op.name][_WITH_GRADIENT[op.type]].name
             for op in self._gradients
             if op.name in operations
         )

@@ -288,9 +288,9 @@ def not_a_tensor(layer: str, name: str, leaf: object) -> errors.LayerError:
         name: name of the value in the stream.
         leaf: the leaf.
     """
-    found = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
+    what = "None" if leaf is None else f"a value of type {type(leaf).__name__}"
     return errors.LayerError(
-        f"layer {layer} has {found} in its output {name!r}, which another cell or the caller "
+        f"layer {layer} has {what} in its output {name!r}, which another cell or the caller "
         "receives. Return tensors alone, or cut so that its readers are in the same cell"
     )
 

@@ -251,7 +251,7 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> LayerBytes:
         fixed=fixed,
         kept=held.kept,
         left=2 * held.left,
-        widest=held.beside if layer.has_gradient else held.forward,
+        widest=held.working if layer.has_gradient else held.forward,
         gradients=weights.gradients,
         update=memory_formulas.update(layers, (layer.index,), slots),
         excess=excess,

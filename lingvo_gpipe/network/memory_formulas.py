@@ -152,13 +152,13 @@ class Activations:
         forward: the most that its forward holds at once.
         kept: what a backward reads of it.
         left: what I leaves of `kept` for W; the gradients that it leaves are as large.
-        beside: what the layer's backward holds in addition to `kept`.
+        working: what the layer's backward holds in addition to `kept`.
     """
 
     forward: int
     kept: int
     left: int
-    beside: int
+    working: int
 
 
 def activations(layers: WiredLayers, layer: LayerInfo) -> Activations:
@@ -185,7 +185,7 @@ def activations(layers: WiredLayers, layer: LayerInfo) -> Activations:
         forward=inputs + max(inside, outputs),
         kept=kept,
         left=kept if layers.is_trained[layer.index] else 0,
-        beside=inputs + outputs + recomputed,
+        working=inputs + outputs + recomputed,
     )
 
 
@@ -226,8 +226,8 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
     residual = sum(layer.kept for layer in held)
     gradients = variables(layers, cell.layers).gradients
     # The gradients become new accumulators, which are made while the old ones exist.
-    beside = max(layer.beside for layer in held)
-    backward = max(forward, residual + beside + gradients)
+    working = max(layer.working for layer in held)
+    backward = max(forward, residual + working + gradients)
     left = sum(layer.left for layer in held)
     kept = max(forward, residual)
     peaks = {
@@ -236,9 +236,9 @@ def cell_bytes(layers: WiredLayers, cell: Cell) -> CellBytes:
         "R": kept,
         "B": backward,
         "FB": backward,
-        "BK": beside + gradients,
-        "I": max(forward, residual + left + beside),
-        "IK": left + beside,
+        "BK": working + gradients,
+        "I": max(forward, residual + left + working),
+        "IK": left + working,
         "W": gradients,
     }
     return CellBytes(peaks, residual, left, left, is_estimate=True)

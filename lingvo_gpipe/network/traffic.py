@@ -222,7 +222,7 @@ class Exchange:
     @property
     def sent_bytes(self) -> int:
         """Bytes that a replica sends to the others, on average over the replicas."""
-        return sum(one.size for one in self.sent()) // self.num_replicas
+        return sum(transfer.size for transfer in self.sent()) // self.num_replicas
 
     def sent(self) -> Iterator[Sent]:
         """Yield what one device sends to a device of another replica."""

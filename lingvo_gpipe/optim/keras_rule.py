@@ -216,7 +216,7 @@ class _Template:
         shape: _Shape,
         dtype: tf.DType,
     ) -> None:
-        known = tuple(1 if length is None else length for length in shape)
+        built_shape = tuple(1 if length is None else length for length in shape)
         *scopes, last = name.split("/")
         if last == "table":  # of an embedding, which Muon finds by this word
             scopes.append("embedding")
@@ -225,7 +225,7 @@ class _Template:
                 stack.enter_context(keras.name_scope(scope))
             self.weight = keras.Variable(
                 initializer=keras.initializers.Constant(_UNLIKELY),
-                shape=known,
+                shape=built_shape,
                 dtype=dtype.name,
                 name=last or "weight",
             )
@@ -236,7 +236,7 @@ class _Template:
         self.slots = dict(self._named_slots())
         # Keras makes no variable of an unknown number of rows, but computes with one.
         for variable in (self.weight, *self.slots.values()):
-            if variable.shape == known:
+            if variable.shape == built_shape:
                 variable._shape = shape
 
     def _named_slots(self) -> Iterable[tuple[str, keras.Variable]]:

@@ -133,13 +133,13 @@ def _check_table(
 
 def _matches(field: str, pattern: str, paths: Iterable[str]) -> list[str]:
     paths = list(paths)
-    found = fnmatch.filter(paths, pattern)
-    if not found:
+    matches = fnmatch.filter(paths, pattern)
+    if not matches:
         raise errors.ParamsError(
             f"optimizer.{field}: pattern {pattern!r} matches no weight; nearest "
             f"{', '.join(_nearest(pattern, paths))}"
         )
-    return found
+    return matches
 
 
 def _nearest(pattern: str, paths: Iterable[str]) -> list[str]:

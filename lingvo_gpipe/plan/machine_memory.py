@@ -72,9 +72,9 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
         # In a container, the path may be that on the host, and only the root is there.
         for folder in (inside, *inside.parents):
             for limit, used, freed in _FILES:
-                found = _limit(place / folder, limit, used, freed)
-                if found is not None:
-                    yield found
+                limit_and_use = _limit(place / folder, limit, used, freed)
+                if limit_and_use is not None:
+                    yield limit_and_use
 
 
 def _limit(folder: Path, limit_name: str, used_name: str, freed: str) -> tuple[int, int] | None:

@@ -33,7 +33,7 @@ from lingvo_gpipe.nests import Nest
 Clock: TypeAlias = Callable[[], float]
 _Call: TypeAlias = Callable[[Nest, Nest], tuple[Nest, Nest]]
 _LEAST_S = 0.03  # of a measurement, so that the clock does not count
-_LONG_S = 0.2  # of a call beside which passing a thousand tensors, some 20 ms, does not count
+_LONG_S = 0.2  # of a call; to pass a thousand tensors takes some 20 ms, a small part of it
 _FEWEST_CALLS, _MOST_CALLS = 3, 64  # that are shorter
 
 

@@ -143,11 +143,13 @@ def _bytes(
 ) -> int:
     """Return the bytes that a cell's programs need on a device, with all copies of values."""
     weights = memory_formulas.variables(analysis, cell.layers)
-    own = weights.variables + weights.gradients + weights.copies
+    of_cell = weights.variables + weights.gradients + weights.copies
     values = (*cell.imports, *cell.exports_with_gradient)
     of_micro_batch = sum(base.spec_bytes(analysis.specs[v]) for v in values)
     of_micro_batch += max(needs.residual, needs.left_residual + needs.left_gradients)
-    return watch.num_cells * own + watch.num_live * of_micro_batch + 2 * max(needs.peaks.values())
+    return (
+        watch.num_cells * of_cell + watch.num_live * of_micro_batch + 2 * max(needs.peaks.values())
+    )
 
 
 def _fits_host(num_bytes: int) -> bool:

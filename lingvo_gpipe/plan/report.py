@@ -65,7 +65,7 @@ def plan(
     member = largest.family(task, grow, rebuild)
     counts = largest.PARTITIONS if partitions is None else (partitions,)
     members = [largest.find(member, k, limit_bytes) for k in counts]
-    if all(one.refusal for one in members):
+    if all(member.refusal for member in members):
         raise errors.ParamsError(f"--grow={grow}: {members[0].refusal}")
     return render_largest(grow, limit_bytes, members)
 

@@ -176,9 +176,9 @@ def _stem(name: str) -> str:
 
 def _patterns(names: Sequence[str], layers: Mapping[str, object]) -> list[str]:
     """Return patterns that match all of `names` and no other layer."""
-    found = []
+    patterns: list[str] = []
     for stem in dict.fromkeys(map(_stem, names)):
         of_stem = [name for name in names if _stem(name) == stem]
         is_exact = set(fnmatch.filter(layers, stem)) <= set(names)
-        found += [stem] if len(of_stem) > 1 and is_exact else of_stem
-    return found
+        patterns += [stem] if len(of_stem) > 1 and is_exact else of_stem
+    return patterns

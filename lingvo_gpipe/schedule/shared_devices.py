@@ -206,7 +206,7 @@ class _Clock:
 
         Args:
             cells: cost of each cell for one micro-batch, all phases together. I and W are as long
-                as F, beside recomputation, which is in R, or in B or I.
+                as F, without recomputation, which is in R, or in B or I.
             recomputations: of each cell.
         """
         pairs = list(zip(cells, recomputations, strict=True))

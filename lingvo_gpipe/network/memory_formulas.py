@@ -8,10 +8,7 @@ functions instead.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Collection, Mapping
-
-import tensorflow as tf
+from collections.abc import Collection, Mapping, Sequence
 
 from lingvo_gpipe import packing
 from lingvo_gpipe.layers import base
@@ -79,66 +76,47 @@ def update(
     indices: Collection[int],
     slot_bytes: Mapping[str, int],
     elsewhere: Collection[str] = (),
+    *,
+    on_worker: bool = False,
 ) -> int:
     """Return the largest number of bytes that the update of some layers needs while it runs.
 
     A device updates layer after layer. For each, these are new values of the weights that it owns
     and of their slots, and the size of the largest of these weights once more, for intermediate
-    results.
+    results. On a worker, variables are packed, and a pack is assigned as a whole: its new values
+    and those of its slots exist twice, as the layers return them, and as rows of the pack.
 
     Args:
         layers: layers of the network.
         indices: indices of the layers in question.
         slot_bytes: see `variables`; of all trained weights.
         elsewhere: see `variables`.
+        on_worker: whether the device is a worker's.
     """
-    needed = [0]
-    for n in indices:
-        owned = [path for path in layers.owned_weights(n) if path not in elsewhere]
-        sizes = [layers.variables[path].size_bytes for path in owned]
-        needed.append(sum(sizes) + sum(slot_bytes[path] for path in owned) + max(sizes, default=0))
-    return max(needed)
+    specs = layers.variables
 
+    def needed(paths: Sequence[str], copies: int = 1) -> int:
+        sizes = [specs[path].size_bytes for path in paths]
+        new = sum(sizes) + sum(slot_bytes[path] for path in paths)
+        return copies * new + max(sizes, default=0)
 
-def packed_update(
-    layers: WiredLayers,
-    indices: Collection[int],
-    slot_bytes: Mapping[str, int],
-    elsewhere: Collection[str] = (),
-) -> int:
-    """Return what the update of a device's layers needs where variables are packed: on workers.
-
-    A pack is assigned as a whole. Its new values and those of its slots are there twice: as the
-    layers return them, and as rows of the pack.
-
-    Args:
-        layers: layers of the network.
-        indices: indices of the layers in question.
-        slot_bytes: see `update`.
-        elsewhere: see `variables`.
-    """
-    specs = {
-        path: layers.variables[path]
-        for n in indices
-        for path in layers.owned_weights(n)
-        if path not in elsewhere
-    }
+    owned = [[p for p in layers.owned_weights(n) if p not in elsewhere] for n in indices]
+    of_layers = max(map(needed, owned), default=0)
+    if not on_worker:
+        return of_layers
     wanted = {
         path: packing.Wanted(
-            spec.shape,
-            spec.dtype,
+            specs[path].shape,
+            specs[path].dtype,
             _ON_WORKER,
             kind="weights",
-            value=functools.partial(tf.zeros, spec.shape, spec.dtype),  # never made
+            value=lambda: None,  # never called
         )
-        for path, spec in specs.items()
+        for paths in owned
+        for path in paths
     }
-    needed = [update(layers, indices, slot_bytes, elsewhere)]
-    for pack in packing.packs(wanted):
-        sizes = [specs[path].size_bytes for path in pack]
-        new = sum(sizes) + sum(slot_bytes[path] for path in pack)
-        needed.append((2 if len(pack) > 1 else 1) * new + max(sizes))
-    return max(needed)
+    packs = [needed(pack, copies=min(2, len(pack))) for pack in packing.packs(wanted)]
+    return max([of_layers, *packs])
 
 
 _ON_WORKER = "/job:worker/task:0/device:CPU:0"

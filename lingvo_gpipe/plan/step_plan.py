@@ -273,7 +273,7 @@ def make(
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
     several_hosts = cluster is not None and cluster.count > 1
-    packed = several_hosts or any(map(packing.is_packed, analysis.params.devices or ()))
+    on_workers = several_hosts or any(map(packing.is_packed, analysis.params.devices or ()))
 
     def cell_plan(cell: network.Cell, replica: int) -> CellPlan:
         elsewhere = {path for path, owner in exchange.owners.items() if owner != replica}
@@ -285,7 +285,6 @@ def make(
             num_replicas=num_replicas,
             accumulate=accumulate,
         )
-        update = memory_formulas.packed_update if packed else memory_formulas.update
         return CellPlan(
             layers=tuple(analysis.layers[n].name for n in cell.layers),
             cost_share=cell.cost / (total_cost or 1.0),
@@ -297,7 +296,9 @@ def make(
             update_bytes=(
                 0
                 if optimizer_params is None
-                else update(analysis, cell.layers, known.slots, elsewhere)
+                else memory_formulas.update(
+                    analysis, cell.layers, known.slots, elsewhere, on_worker=on_workers
+                )
             ),
             live_micro_batches=timeline.peak_live[cell.device_number],
             is_estimate=cell.device_number in estimated,

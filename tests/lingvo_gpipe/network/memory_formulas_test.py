@@ -60,8 +60,8 @@ def test_an_update_of_packed_variables_holds_a_pack_twice(monkeypatch: pytest.Mo
     kernel, bias = D * D * 4, D * 4
     third = kernel + bias + 10**6
     cells = range(len(analysis.layers))
-    assert memory_formulas.packed_update(analysis, cells, slots) == 2 * third + kernel
+    assert memory_formulas.update(analysis, cells, slots, on_worker=True) == 2 * third + kernel
     slots["d2/kernel"] = 0
     two = 2 * (2 * (kernel + bias) + 100) + kernel
-    assert memory_formulas.packed_update(analysis, cells, slots) == two
-    assert memory_formulas.packed_update(analysis, [3], slots) == 0
+    assert memory_formulas.update(analysis, cells, slots, on_worker=True) == two
+    assert memory_formulas.update(analysis, [3], slots, on_worker=True) == 0

@@ -12,7 +12,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -73,23 +73,10 @@ def parse_steps(text: str) -> range:
 # --- clocks of workers ----------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClockOffset:
-    """How far a worker's clock is ahead of this process's.
-
-    Attributes:
-        seconds: the difference; negative if it is slow.
-        error_s: how far from it the true one may be.
-    """
-
-    seconds: float
-    error_s: float
-
-
-def clock_offset(
+def clock_ahead_s(
     ask: Callable[[], float], clock: Callable[[], float] = time.time, *, tries: int = 10
-) -> ClockOffset:
-    """Measure how far a clock is ahead, as the Network Time Protocol does.
+) -> float:
+    """Measure how far a clock is ahead, as the Network Time Protocol does; 0 if it may be right.
 
     Of several answers, the one that came back soonest counts. Its time lies between question and
     answer, so the error is at most half of the time between the two, and the microsecond in which
@@ -100,27 +87,18 @@ def clock_offset(
         clock: returns the time of this process in seconds since 1970.
         tries: number of questions.
 
-    >>> answers, own = iter([8.0, 9.5] * 5), iter([3.0, 5.0, 5.0, 6.0] * 5)
-    >>> clock_offset(answers.__next__, own.__next__)
-    ClockOffset(seconds=4.0, error_s=0.500001)
+    >>> answers, mine = iter([8.0, 9.5] * 5), iter([3.0, 5.0, 5.0, 6.0] * 5)
+    >>> clock_ahead_s(answers.__next__, mine.__next__)
+    4.0
     """
-    offsets = []
+    measured = []
     for _ in range(tries):
         asked_s, its_s, answered_s = clock(), ask(), clock()
         # Differences first: today's seconds since 1970 are exact to 0.2 µs, their sum to 0.5 µs.
         half_s = (answered_s - asked_s) / 2
-        offsets.append(ClockOffset((its_s - asked_s) - half_s, half_s + 1e-6))
-    return min(offsets, key=lambda offset: offset.error_s)
-
-
-def clock_offsets(workers: Mapping[int, str]) -> dict[int, ClockOffset]:
-    """Return number of a worker → its clock, of those that certainly differ from this process's.
-
-    Args:
-        workers: number → its CPU.
-    """
-    offsets = {n: clock_offset(functools.partial(_time_of, host)) for n, host in workers.items()}
-    return {n: offset for n, offset in offsets.items() if abs(offset.seconds) > offset.error_s}
+        measured.append((half_s + 1e-6, (its_s - asked_s) - half_s))
+    error_s, ahead_s = min(measured)
+    return ahead_s if abs(ahead_s) > error_s else 0.0
 
 
 def _time_of(host: str) -> float:
@@ -262,9 +240,10 @@ class Recorder:
         part = self._learner.last_part
         hosts = self._stamps.hosts
         workers = workers_of(hosts)
-        offsets = clock_offsets(workers)
-        later_s = {workers[number]: -offset.seconds for number, offset in offsets.items()}
-        spans = [span.later(later_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
+        ahead_s = {
+            host: clock_ahead_s(functools.partial(_time_of, host)) for host in workers.values()
+        }
+        spans = [span.later(-ahead_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
         recorded = self._assembler.step(spans, breakdown.Around(part.begun_s, ended_s, input_s))
         for number, measured in enumerate(recorded.timelines):
             both = {"measured": measured, "simulated": _simulated_beside(measured)}
@@ -282,10 +261,10 @@ class Recorder:
         )
         self._report("\n".join([f"step {step}{which}:", *lines]))
         self._report(f"traces for ui.perfetto.dev: {self._folder}")
-        if offsets:
+        if any(ahead_s.values()):
             differences = ", ".join(
-                f"worker {n}: {1e3 * o.seconds:+.1f} ms (± {1e3 * o.error_s:.1f})"
-                for n, o in sorted(offsets.items())
+                f"worker {number}: {1e3 * ahead_s[host]:+.1f} ms"
+                for number, host in sorted(workers.items())
             )
             self._report(
                 f"times are corrected, because clocks differ from the chief's: {differences}"

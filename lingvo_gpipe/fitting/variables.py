@@ -88,15 +88,17 @@ def beside_inputs(
     known = {_key(argument): name for argument, name in zip(arguments, devices, strict=True)}
 
     def device_of(tensor: tf.Tensor) -> str:
-        if _key(tensor) not in known:  # a read of a variable, whose device Keras or TensorFlow set
-            known[_key(tensor)] = tensor.op.device or device(tensor.op)
-        return known[_key(tensor)]
+        key = _key(tensor)
+        if key not in known and tensor.op.type == "Placeholder":  # captured a moment ago
+            for outside, inside in tensor.graph.captures:
+                if _key(inside) not in known:
+                    is_nested = tf.is_symbolic_tensor(outside)  # in a branch of a condition
+                    known[_key(inside)] = device_of(outside) if is_nested else outside.device
+        if key not in known:
+            known[key] = tensor.op.device or device(tensor.op)
+        return known[key]
 
     def device(operation: tf.Operation) -> str:
-        for outside, inside in operation.graph.captures:
-            if _key(inside) not in known:
-                is_nested = tf.is_symbolic_tensor(outside)  # in a branch of a condition
-                known[_key(inside)] = device_of(outside) if is_nested else outside.device
         inputs = [t for t in operation.inputs if t.dtype == tf.resource or t.shape.rank != 0]
         placed = [t for t in inputs if device_of(t)]
         return device_of(max(placed, key=_num_elements)) if placed else ""

@@ -36,11 +36,11 @@ class TableParams(Layer.Params):
     table_init_args: dict[str, Any] = hyperparams.field(TABLE_INIT_ARGS, "Its arguments.")
 
     def table(self, ids: SpecNest, rows: int) -> VariableSpec:
-        """Return the spec of the table of some ids, all that it reads are in.
+        """Return the spec of the table, or of a slice of it.
 
         Args:
-            ids: spec of the ids.
-            rows: rows of the table.
+            ids: spec of the ids that are looked up.
+            rows: rows of the table or slice.
 
         Raises:
             LayerError: the ids are not integers, or the initializer does not fit.
@@ -61,7 +61,7 @@ class TableParams(Layer.Params):
             variable,
             base.initializer(name, **arguments),
             compute=variable,
-            # Each id has its row in one slice, so the slices share out those of one table.
+            # Each id has its row in one slice: a slice counts its share of the ids.
             gradient_rows=-(-math.prod(shape) * rows // self.vocabulary),
         )
 

@@ -157,9 +157,9 @@ def fields_of_slices(
     running: str,
     writes: tuple[str, ...],
 ) -> list[dict[str, Any]]:
-    """Return the fields of each slice that all kinds of layers have.
+    """Return name, reads, writes, tie and shared fields of each slice of a layer.
 
-    Each slice adds to a running value what it computes; all but the first read it last.
+    Each slice adds what it computes to a running value, which all but the first also read.
 
     Args:
         params: params of the layer.

@@ -59,7 +59,10 @@ def notebook_page(text: str) -> str:
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        printed = "".join(line for out in cell.get("outputs", ()) for line in out["text"])
-        if printed:
-            parts.append(f"```text\n{printed.rstrip()}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                printed = "".join(output["text"])
+                parts.append(f"```text\n{printed.rstrip()}\n```")
+            else:
+                parts.append(f"![Output](data:image/png;base64,{output['data']['image/png']})")
     return "\n\n".join(parts) + "\n"

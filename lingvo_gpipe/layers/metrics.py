@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, dense, keras_references, reshaping
+from lingvo_gpipe.layers import base, checks, keras_references, reshaping
 from lingvo_gpipe.layers.base import Layer, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -38,9 +38,6 @@ class KerasMetric(Layer):
         metric: str = hyperparams.required("Class of Keras' metric, such as AUC.")
         config: dict[str, Any] = hyperparams.field({}, "Arguments of the class.")
         metric_name: str = hyperparams.field("", "Name of the result; empty: that of the metric.")
-        activation: str = hyperparams.field(
-            "linear", "Keras activation of x before the metric, such as softmax for logits."
-        )
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x, label", "x, label, weights"))
@@ -74,9 +71,7 @@ class KerasMetric(Layer):
         x = precision.cast(x, self.policy.variable)
         with tf.init_scope():
             _check_additive(self.params, _like(x), _like(label))
-        ctx.add_sum(
-            _name(self.params), _update(self.params, _metric(self.params), x, label, weights)
-        )
+        ctx.add_sum(_name(self.params), _update(_metric(self.params), x, label, weights))
         return x
 
 
@@ -115,11 +110,7 @@ def _made(name: str, config: str) -> keras.Metric:
 
 
 def _update(
-    params: KerasMetric.Params,
-    metric: keras.Metric,
-    x: tf.Tensor,
-    label: tf.Tensor,
-    weights: Sequence[tf.Tensor],
+    metric: keras.Metric, x: tf.Tensor, label: tf.Tensor, weights: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """Return the metric's variables after one update from zeros, by their number."""
     dtype = tf.as_dtype(metric.dtype)
@@ -128,10 +119,9 @@ def _update(
     x, label, weights = tf.nest.map_structure(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
-    # As in `Loss`: through an identity Keras does not find the logits of which x is the softmax.
-    predictions = dense.activation_function(params, params.activation)(tf.identity(x))
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-    after = metric.stateless_update_state(zeros, label, predictions, *weights)
+    # As in `Loss`: through an identity Keras does not find the logits of which x is the softmax.
+    after = metric.stateless_update_state(zeros, label, tf.identity(x), *weights)
     return {f"{number:03d}": tf.convert_to_tensor(v) for number, v in enumerate(after)}
 
 
@@ -140,10 +130,9 @@ def _like(value: tf.Tensor) -> _Like:
 
 
 @functools.cache
-def _additive(name: str, config: str, activation: str, x: _Like, label: _Like) -> bool:
+def _additive(name: str, config: str, x: _Like, label: _Like) -> bool:
     """Test whether an update by all examples is the sum of updates by two parts of them."""
-    params = KerasMetric.Params(metric=name, config=json.loads(config), activation=activation)
-    metric = _metric(params)
+    metric = _made(name, config)
     random = np.random.default_rng(0)
 
     def draw(shape: tuple[int, ...], dtype: str) -> tf.Tensor:
@@ -153,10 +142,9 @@ def _additive(name: str, config: str, activation: str, x: _Like, label: _Like) -
         return tf.cast(values, kind)
 
     predicted, wanted = draw(*x), draw(*label)
-    whole = _update(params, metric, predicted, wanted, [])
+    whole = _update(metric, predicted, wanted, [])
     halves = [
-        _update(params, metric, predicted[part], wanted[part], [])
-        for part in (slice(0, 1), slice(1, 4))
+        _update(metric, predicted[part], wanted[part], []) for part in (slice(0, 1), slice(1, 4))
     ]
     starts_at_zero = all(not np.any(v.numpy()) for v in metric.variables)
     return starts_at_zero and all(
@@ -167,7 +155,7 @@ def _additive(name: str, config: str, activation: str, x: _Like, label: _Like) -
 
 def _check_additive(params: KerasMetric.Params, x: _Like, label: _Like) -> None:
     config = json.dumps(params.config, sort_keys=True, default=repr)
-    if not _additive(params.metric, config, params.activation, x, label):
+    if not _additive(params.metric, config, x, label):
         raise errors.LayerError(
             f"{base.describe(params)}: the variables of Keras' {params.metric} do not add up over "
             "examples, so micro-batches cannot compute it. Use a metric that counts or sums"

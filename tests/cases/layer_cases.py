@@ -84,9 +84,7 @@ CASES = (
     _row("add", lambda: layers.Add.Params(reads=("a", "b", "c")), FEATURES, FEATURES, FEATURES),
     _row(
         "keras_metric",
-        lambda: layers.KerasMetric.Params(
-            metric="SparseTopKCategoricalAccuracy", config={"k": 2}, activation="softmax"
-        ),
+        lambda: layers.KerasMetric.Params(metric="SparseTopKCategoricalAccuracy", config={"k": 2}),
         FEATURES,
         tf.TensorSpec((5,), tf.int32),
     ),

@@ -380,7 +380,7 @@ def many() -> list[Any]:
             layers=[layers.Softmax.Params(classes=10)],
         ),
         layers.KerasMetric.Params(
-            name="auc", metric="SparseCategoricalCrossentropy", activation="softmax"
+            name="auc", metric="SparseCategoricalCrossentropy", config={"from_logits": True}
         ),
     ]
 

@@ -6,10 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from lingvo_gpipe import nests
 from lingvo_gpipe.console import units
 from lingvo_gpipe.errors import PartitionError
-from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import capacity, partition
 from lingvo_gpipe.network.params import stated_cuts
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
@@ -43,7 +41,6 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
         PartitionError: the cuts in the Params do not fit, or no cut fits the devices' memory.
     """
     params, table = layers.params, settings.table
-    links = link_costs(layers)
     stated = stated_cuts(params)
     _check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
     if stated is not None:
@@ -60,7 +57,6 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
             cell_costs=dict(enumerate(settings.costs)),
             reach=reach,
             speeds=settings.speeds,
-            link_costs=links,
         )
     except partition.NoCutFitsError as error:
         if limit is None or within is None:
@@ -71,7 +67,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     if table.num_cells == table.num_devices or table.is_forward_only:
         return even
     again = [reuse.recomputations for reuse in settings.reuses]
-    costs = shared_devices.CellCosts(settings.costs, again, settings.speeds, links, reach)
+    costs = shared_devices.CellCosts(settings.costs, again, settings.speeds, reach)
     return shared_devices.cut(table, costs, even)
 
 
@@ -189,31 +185,3 @@ def _flops(layer: LayerInfo) -> recompute.Work:
     if not layer.has_gradient:
         return recompute.Work(forward, 0.0, 0.0, forward)
     return recompute.Work(forward, backward, forward, forward + backward)
-
-
-def link_costs(layers: WiredLayers) -> list[float] | None:
-    """Return the cost of sending for a cut after each layer except the last; None: no cost.
-
-    A cut sends the values that layers before it write and layers after it read, and their gradients
-    back, for one micro-batch. Fields go directly to the cells that read them, wherever the cut is.
-
-    Raises:
-        PartitionError: `link_cost_per_byte` is negative or not finite.
-    """
-    per_byte = layers.params.link_cost_per_byte
-    if not 0 <= per_byte < math.inf:
-        raise PartitionError(
-            f"link_cost_per_byte={per_byte} is negative or not finite. Use 0 or more"
-        )
-    if per_byte == 0:
-        return None
-    sent = [0] * len(layers.layers)
-    for version in layers.wiring.versions:
-        if version.producer >= 0 and version.consumers:
-            specs = nests.tensor_specs(layers.specs[version.index])
-            size = base.spec_bytes(specs)
-            if layers.layers[version.producer].has_gradient:
-                size += base.spec_bytes(nests.floating(specs))
-            for place in range(version.producer, version.consumers[-1]):
-                sent[place] += size
-    return [per_byte * size for size in sent[:-1]]

@@ -70,9 +70,6 @@ class PipelineParams(hyperparams.Configurable.Params):
     device_speeds: tuple[float, ...] = hyperparams.field(
         (), "Relative speed of each device, for an automatic cut; empty: all equal."
     )
-    link_cost_per_byte: float = hyperparams.field(
-        0.0, "Cost that an automatic cut adds to both cells per byte sent, in the costs' unit."
-    )
     device_memory: str | None = hyperparams.field(
         None,
         "Memory of each device, such as 8GiB, that no cell of an automatic cut may exceed. "

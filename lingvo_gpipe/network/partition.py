@@ -29,14 +29,13 @@ def partition(
     cell_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
-    link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
     """Cut L layers into K cells of consecutive layers, none empty.
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is minimal. This is the least variance, the paper's criterion, if all cuts have the
-    same total cost; with `cell_costs`, `speeds` or `link_costs` they may not, and then the sum of
-    squares also favours light cells. Among equal cuts, the first cells are the shortest.
+    same total cost; with `cell_costs` or `speeds` they may not, and then the sum of squares also
+    favours light cells. Among equal cuts, the first cells are the shortest.
 
     Args:
         costs: [L] any unit, what each layer costs.
@@ -46,8 +45,6 @@ def partition(
         reach: (cell, start) → the largest end such that the cell can hold layers [start, end);
             `start` if it can hold none. Fewer layers always fit.
         speeds: [K] speed of each device; a cell's cost is divided by it. None: all equal.
-        link_costs: [L-1] cost of a cut after layer l, added to the cell before it and to the
-            cell after it. None: no cost.
 
     Returns:
         [K] the number of layers in each cell.
@@ -58,7 +55,7 @@ def partition(
         NoCutFitsError: there is no cut within `reach`.
 
     Source: Huang et al. 2019, section 2.2 (variance of the cells' estimated costs). Takes
-    O(K L log L) operations on whole numbers; with link costs, O(K L^2) at worst.
+    O(K L log L) operations on whole numbers.
 
     >>> partition([1, 1, 1, 1, 4], 3)
     (2, 2, 1)
@@ -67,15 +64,14 @@ def partition(
     """
     num_layers = len(costs)
     check_number(num_partitions, num_layers)
-    rows, links = _rows(costs, num_partitions, cell_costs or {}, link_costs)
+    rows = _rows(costs, num_partitions, cell_costs or {})
     cells = [
-        _Cell.of(row, [0, *links, 0], factor, _reaches(index, num_layers, reach))
+        _Cell(_running([cost * factor for cost in row]), _reaches(index, num_layers, reach))
         for index, (row, factor) in enumerate(
             zip(rows, _slowness(speeds, num_partitions), strict=True)
         )
     ]
-    ordered = not any(links)
-    heaviest = _lightest_heaviest(cells, ordered)
+    heaviest = _lightest_heaviest(cells)
     if heaviest is None:
         raise NoCutFitsError(
             f"no cut of {num_layers} layers into {num_partitions} cells fits the devices' memory. "
@@ -87,7 +83,7 @@ def partition(
         for index, cell in enumerate(cells[1:], start=1)
         for before, after in itertools.pairwise(cell.reaches[index:])
     )
-    cuts = _most_even(cells, heaviest, ordered and rising)
+    cuts = _most_even(cells, heaviest, rising)
     return tuple(after - before for before, after in itertools.pairwise(cuts))
 
 
@@ -106,23 +102,12 @@ class _Cell:
     """The cost of one cell if it held layers [start, end), for any start and end.
 
     Attributes:
-        sums: [L+1] running sums of the layers' costs; they never decrease.
-        at_start, at_end: [L+1] the same with the costs of links: the cell costs
-            `at_end[end] - at_start[start]`.
+        sums: [L+1] running sums of the layers' costs: the cell costs `sums[end] - sums[start]`.
         reaches: [L] the largest end up to which its layers fit, for each possible start.
     """
 
     sums: list[int]
-    at_start: list[int]
-    at_end: list[int]
     reaches: list[int]
-
-    @classmethod
-    def of(cls, costs: list[int], links: list[int], factor: int, reaches: list[int]) -> _Cell:
-        sums = _running([cost * factor for cost in costs])
-        at_start = [cost - link * factor for cost, link in zip(sums, links, strict=True)]
-        at_end = [cost + link * factor for cost, link in zip(sums, links, strict=True)]
-        return cls(sums, at_start, at_end, reaches)
 
     def reach(self, start: int, most: int | None = None) -> int:
         """Return the largest end such that the cell fits, and costs at most `most` if given."""
@@ -132,18 +117,18 @@ class _Cell:
         return end
 
 
-def _lightest_heaviest(cells: list[_Cell], ordered: bool) -> int | None:
+def _lightest_heaviest(cells: list[_Cell]) -> int | None:
     """Return the least possible cost of the heaviest cell; None if no cut fits the memory."""
     num_layers = len(cells[0].sums) - 1
     # Cost of the heaviest cell after the current one, if those cells hold layers [position, L).
     after: dict[int, int] = {num_layers: 0}
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
-        after = (_lightest_ordered if ordered else _lightest_by_scan)(cells[index], starts, after)
+        after = _lightest_from(cells[index], starts, after)
     return after.get(0)
 
 
-def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
+def _lightest_from(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
     """Return the least cost of the heaviest cell for each start, by bisection.
 
     A later end makes this cell heavier and the cells after it lighter. `records` holds, from the
@@ -173,30 +158,13 @@ def _lightest_ordered(cell: _Cell, starts: range, after: dict[int, int]) -> dict
     return result
 
 
-def _lightest_by_scan(cell: _Cell, starts: range, after: dict[int, int]) -> dict[int, int]:
-    """Return the least cost of the heaviest cell for each start, with any cost of links."""
-    result: dict[int, int] = {}
-    candidates = sorted(after)
-    for start in starts:
-        best: int | None = None
-        before, at_start, reach = cell.sums[start], cell.at_start[start], cell.reach(start)
-        for end in candidates[bisect.bisect_right(candidates, start) :]:
-            if end > reach or (best is not None and cell.sums[end] - before >= best):
-                break
-            cost = max(cell.at_end[end] - at_start, after[end])
-            best = cost if best is None else min(best, cost)
-        if best is not None:
-            result[start] = best
-    return result
-
-
-def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
+def _most_even(cells: list[_Cell], heaviest: int, rising: bool) -> list[int]:
     """Return the K+1 borders with the least sum of squares, no cell above `heaviest`.
 
-    If a later start reaches at least as far and links cost nothing (`ordered`), the best end of a
-    cell never moves back when its start moves forward: squares of sums satisfy the quadrangle
-    inequality, also under bounds on cost and bytes. Then the best end of the middle start halves
-    the ends that the other starts must try.
+    If a later start reaches at least as far (`rising`), the best end of a cell never moves back
+    when its start moves forward: squares of sums satisfy the quadrangle inequality, also under
+    bounds on cost and bytes. Then the best end of the middle start halves the ends that the other
+    starts must try.
     """
     num_layers = len(cells[0].sums) - 1
     after: dict[int, int] = {num_layers: 0}
@@ -204,7 +172,7 @@ def _most_even(cells: list[_Cell], heaviest: int, ordered: bool) -> list[int]:
     for index in reversed(range(len(cells))):
         starts = range(index, num_layers) if index else range(1)
         search = _Search(cells[index], heaviest, after)
-        search.fill(starts, ordered)
+        search.fill(starts, rising)
         after = search.sums
         ends.append(search.ends)
     borders = [0]
@@ -224,10 +192,10 @@ class _Search:
         self._after = after
         self._candidates = sorted(after)
 
-    def fill(self, starts: Sequence[int], ordered: bool) -> None:
+    def fill(self, starts: Sequence[int], rising: bool) -> None:
         windows = [(start, *self._window(start)) for start in starts]
         windows = [window for window in windows if window[1] < window[2]]
-        if ordered:
+        if rising:
             self._halve(windows, 0, len(self._candidates))
         else:
             for start, first, stop in windows:
@@ -251,11 +219,11 @@ class _Search:
 
     def _scan(self, start: int, first: int, stop: int) -> int:
         """Store the best end for `start` among the candidates; ties go to the first of them."""
-        at_end, at_start = self._cell.at_end, self._cell.at_start[start]
+        sums = self._cell.sums
         best, best_sum = first, None
         for position in range(first, stop):
             end = self._candidates[position]
-            cost = at_end[end] - at_start
+            cost = sums[end] - sums[start]
             total = cost * cost + self._after[end]
             if cost <= self._heaviest and (best_sum is None or total < best_sum):
                 best, best_sum = position, total
@@ -268,9 +236,8 @@ def _rows(
     costs: Sequence[float],
     num_partitions: int,
     cell_costs: Mapping[int, Sequence[float]],
-    link_costs: Sequence[float] | None,
-) -> tuple[list[list[int]], list[int]]:
-    """Return the cost of each layer in each cell, and of each link, as integers."""
+) -> list[list[int]]:
+    """Return the cost of each layer in each cell, as integers."""
     num_layers = len(costs)
     exact = [_numbers("costs", costs, num_layers)]
     numbered = {tuple(costs): 0}
@@ -285,9 +252,8 @@ def _rows(
             numbered[row] = len(exact)
             exact.append(_numbers(f"cell_costs[{cell}]", in_cell, num_layers))
         row_of[cell] = numbered[row]
-    links = [0.0] * (num_layers - 1) if link_costs is None else link_costs
-    *rows, whole_links = _whole(*exact, _numbers("link_costs", links, num_layers - 1))
-    return [rows[number] for number in row_of], whole_links
+    rows = _whole(*exact)
+    return [rows[number] for number in row_of]
 
 
 def _reaches(cell: int, num_layers: int, reach: Callable[[int, int], int] | None) -> list[int]:

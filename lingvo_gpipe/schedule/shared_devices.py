@@ -29,14 +29,12 @@ class CellCosts:
         layers: [C][L] cost of each layer in each cell: forward, recomputation and backward.
         recomputations: [C] how often a cell computes a forward again, on average.
         speeds: [C] relative speed of the cell's device.
-        links: [L-1] cost of a cut after each layer, which is added to both cells; None: no cost.
         reach: (cell, first layer) → the largest end of the cell; None: any.
     """
 
     layers: Sequence[Sequence[float]]
     recomputations: Sequence[float]
     speeds: Sequence[float]
-    links: Sequence[float] | None = None
     reach: Callable[[int, int], int] | None = None
 
 
@@ -108,7 +106,6 @@ class Search:
             row: list(itertools.accumulate(row, initial=0.0)) for row in map(tuple, costs.layers)
         }
         self._sums = [sums[tuple(row)] for row in costs.layers]
-        self._links = [0.0, *(costs.links or [0.0] * (len(costs.layers[0]) - 1)), 0.0]
         self._whole = max(row[-1] for row in self._sums) or 1.0
         self._clock = _Clock(table)
 
@@ -145,7 +142,7 @@ class Search:
     def _cells(self, cuts: Cuts) -> list[float]:
         ends = list(itertools.accumulate(cuts, initial=0))
         return [
-            (row[end] - row[start] + self._links[start] + self._links[end]) / speed
+            (row[end] - row[start]) / speed
             for row, speed, (start, end) in zip(
                 self._sums, self._costs.speeds, itertools.pairwise(ends), strict=True
             )

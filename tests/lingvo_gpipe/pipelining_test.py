@@ -344,9 +344,7 @@ def test_none_in_a_value_of_a_cell_is_planned_and_described() -> None:
         OfFirst.Params(),
         layers.MeanSquaredError.Params(),
     ]
-    params = pipelining.PipeliningLayer.Params(
-        layers=own, num_partitions=2, cuts=(2, 1), link_cost_per_byte=1.0
-    )
+    params = pipelining.PipeliningLayer.Params(layers=own, num_partitions=2, cuts=(2, 1))
     fields = {"x": tf.TensorSpec([4, 2]), "target": tf.TensorSpec([4, 2])}
     assert step_plan.make(params, fields).heaviest_bytes > 0
     assert "[4, 2]" in describe.describe_network(params, fields)

@@ -1,4 +1,4 @@
-"""How a network is cut from its params: by given cuts, costs, speeds, links and memory."""
+"""How a network is cut from its params: by given cuts, costs, speeds and memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, network
-from lingvo_gpipe.network import cuts, partition, wired_layers
+from lingvo_gpipe import errors, network
 from lingvo_gpipe.plan import step_plan
 from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
@@ -108,35 +107,6 @@ def test_all_cells_of_a_device_are_as_fast_as_it() -> None:
         (2, 4, 2, 4),
         (1.0, 2.0, 1.0, 2.0),
     )
-
-
-def test_a_value_without_a_gradient_is_sent_one_way() -> None:
-    params = network.PipelineParams(
-        layers=[layers.Dense.Params(units=n, trainable=n != 3) for n in (3, 5, 7)],
-        link_cost_per_byte=0.5,
-    )
-    wired = wired_layers.wire(params, {"x": tf.TensorSpec((1, 2))})
-    assert cuts.link_costs(wired) == [0.5 * 4 * 3, 0.5 * 2 * 4 * 5]
-
-
-def test_a_link_that_costs_moves_the_cut_to_where_little_is_sent() -> None:
-    """A cut after a layer sends its output for one micro-batch, and the gradient back."""
-    units = (16, 16, 16, 2, 16)
-    fields = {"x": tf.TensorSpec((1, 16), tf.float32)}
-    params = network.PipelineParams(
-        layers=[layers.Dense.Params(units=n) for n in units], num_partitions=2, fuse=False
-    )
-    free = network.analyze(params, fields)
-    found = network.analyze(params.set(link_cost_per_byte=30.0), fields)
-    assert (free.cuts, found.cuts) == ((2, 3), (4, 1))
-    sent = [30.0 * 2 * 4 * n for n in units[:-1]]
-    rows = {cell.index: cell.costs for cell in found.cells}
-    assert partition.partition(rows[0], 2, cell_costs=rows, link_costs=sent) == found.cuts
-    assert network.analyze(params.set(device_memory="1MiB"), fields).cuts == found.cuts
-    with pytest.raises(
-        errors.PartitionError, match=r"^link_cost_per_byte=-1.0 is negative or not finite. Use 0"
-    ):
-        network.analyze(params.set(link_cost_per_byte=-1.0), fields)
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.0), (1.0, -2.0), (1.0, 1.0, 1.0)])

@@ -31,7 +31,6 @@ def brute_force(
     cell_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
     speeds: Sequence[float] | None = None,
-    link_costs: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
     """The best of all cuts by definition, or None if no cut fits."""
     best: tuple[Fraction, Fraction, tuple[int, ...]] | None = None
@@ -41,10 +40,7 @@ def brute_force(
         end = 0
         for cell, count in enumerate(cuts):
             start, end = end, end + count
-            parts = list((cell_costs or {}).get(cell, costs)[start:end])
-            if link_costs is not None:
-                parts += [link_costs[start - 1]] if start else []
-                parts += [link_costs[end - 1]] if cell < num_partitions - 1 else []
+            parts = (cell_costs or {}).get(cell, costs)[start:end]
             load = sum(map(Fraction, parts), Fraction(0))
             loads.append(load / Fraction(speeds[cell] if speeds else 1))
             if reach is not None:
@@ -73,13 +69,12 @@ def test_partition_equals_brute_force_with_any_options(
 ) -> None:
     costs, num_partitions = problem
 
-    def some(values: st.SearchStrategy[float], count: int) -> st.SearchStrategy[list[float] | None]:
-        return st.none() | st.lists(values, min_size=count, max_size=count)
-
     rows = st.lists(any_cost, min_size=len(costs), max_size=len(costs))
     cell_costs = data.draw(st.dictionaries(st.integers(0, num_partitions - 1), rows))
-    link_costs = data.draw(some(any_cost, len(costs) - 1))
-    speeds = data.draw(some(st.sampled_from([0.5, 1.0, 1.1, 3.0]), num_partitions))
+    speed = st.sampled_from([0.5, 1.0, 1.1, 3.0])
+    speeds = data.draw(
+        st.none() | st.lists(speed, min_size=num_partitions, max_size=num_partitions)
+    )
     reaches = data.draw(
         st.none()
         | st.lists(
@@ -97,7 +92,6 @@ def test_partition_equals_brute_force_with_any_options(
         "cell_costs": cell_costs,
         "reach": None if reaches is None else reach,
         "speeds": speeds,
-        "link_costs": link_costs,
     }
     expected = brute_force(costs, num_partitions, **options)
     if expected is None:
@@ -165,11 +159,6 @@ def test_faster_devices_get_more_layers() -> None:
     assert partition.partition([1] * 8, 3, speeds=[1, 2, 1]) == (2, 4, 2)
 
 
-def test_links_move_the_cut_to_where_little_is_sent() -> None:
-    assert partition.partition([2, 2, 2, 2], 2) == (2, 2)
-    assert partition.partition([2, 2, 2, 2], 2, link_costs=[1, 9, 1]) == (1, 3)
-
-
 def test_what_cells_can_hold_moves_the_cut() -> None:
     assert partition.partition([1, 1, 1, 1], 2) == (2, 2)
     ends = {(0, 0): 3, (1, 1): 3, (1, 2): 3, (1, 3): 4}
@@ -198,11 +187,6 @@ def test_what_cells_can_hold_moves_the_cut() -> None:
             {"num_partitions": 2, "reach": lambda _, start: start + 1},
             "no cut of 3 layers into 2 cells fits the devices' memory. Use more partitions, or "
             "larger devices",
-        ),
-        (
-            3,
-            {"num_partitions": 2, "link_costs": [1, -2]},
-            "link_costs[1]=-2 is negative or not finite. Use 0 or more",
         ),
         (
             3,

@@ -21,9 +21,8 @@ def seconds(name: str, K: int, M: int, costs: CellCosts, cuts: Cuts) -> float:
     """Return how long a step takes by the simulator; all phases as `CellCosts` says."""
     table = schedule.make(name, K, M, 2)
     ends = list(itertools.accumulate(cuts, initial=0))
-    links = [0.0, *(costs.links or [0.0] * (sum(cuts) - 1)), 0.0]
     cells = [
-        (sum(row[start:end]) + links[start] + links[end]) / speed
+        sum(row[start:end]) / speed
         for row, speed, (start, end) in zip(
             costs.layers, costs.speeds, itertools.pairwise(ends), strict=True
         )
@@ -53,9 +52,8 @@ def problems(draw: st.DrawFn) -> tuple[str, int, int, CellCosts, Cuts]:
     devices = draw(st.lists(st.sampled_from([1.0, 2.0]), min_size=K, max_size=K))
     table = schedule.make(name, K, M, 2)
     speeds = [devices[table.device_of(cell)] for cell in range(2 * K)]
-    links = draw(st.none() | st.just([0.5] * (num_layers - 1)))
     start = draw(st.sampled_from(all_cuts(num_layers, 2 * K)))
-    return name, K, M, CellCosts(rows, again, speeds, links), start
+    return name, K, M, CellCosts(rows, again, speeds), start
 
 
 @settings(max_examples=100, deadline=None)

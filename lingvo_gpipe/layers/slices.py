@@ -36,6 +36,11 @@ class SlicedParams(Layer.Params):
             layers: params of all layers of the network, to which a tie may refer.
         """
 
+    @property
+    def num_slices(self) -> int:
+        """Number of slices."""
+        return self.slices if isinstance(self.slices, int) else len(self.slices)
+
     def divided_field(self) -> str:
         """Return the name of the field whose number is divided."""
         return "vocabulary"

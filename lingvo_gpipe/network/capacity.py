@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from lingvo_gpipe.console import units
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, slices
 from lingvo_gpipe.network import memory_formulas, replicas, wiring
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute
@@ -81,10 +82,6 @@ class Holding:
     far: int
     inside: frozenset[tuple[int, int]]
     share: float
-
-
-ALONE = Holding(near=1, far=1, inside=frozenset({(1, 0)}), share=1.0)
-"""What a cell holds that runs one micro-batch at a time on a device of its own."""
 
 
 def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
@@ -258,14 +255,24 @@ def _layer_bytes(layers: WiredLayers, layer: LayerInfo) -> LayerBytes:
     )
 
 
-def no_cut_fits(limit: str, within: Capacity, num_cells: int, names: Sequence[str]) -> str:
+def no_cut_fits(
+    limit: str,
+    within: Capacity,
+    num_cells: int,
+    names: Sequence[str],
+    sliceable: Mapping[str, slices.SlicedParams],
+) -> str:
     """Return what is too large where no cut fits, and the way out.
+
+    The number of slices is a lower bound: every slice reads the whole input of its layer.
 
     Args:
         limit: memory of a device, such as 8GiB.
         within: how many layers the cells can hold in it.
         num_cells: number of cells.
         names: names of the layers.
+        sliceable: name of a layer that more slices make smaller → the Params that it, or the layer
+            whose slice it is, comes from.
     """
     spare = len(names) - num_cells
     alone = [
@@ -280,13 +287,17 @@ def no_cut_fits(limit: str, within: Capacity, num_cells: int, names: Sequence[st
         needed = units.size(alone[worst])
         if within.is_shared:
             needed = f"a device of {needed}, which cells share"
+        text = f"device_memory={limit}, but layer {names[worst]} alone needs {needed}. Use fewer "
+        whole = sliceable.get(names[worst])
+        if whole is None:
+            return f"{text}examples, more micro-batches, or larger devices"
+        num_slices = math.ceil(whole.num_slices * alone[worst] / units.parse_size(limit))
         return (
-            f"device_memory={limit}, but layer {names[worst]} alone needs {needed}. Use fewer "
-            "examples, more micro-batches, larger devices, or slices of the layer, which "
-            "--mode=plan finds"
+            f"{text}examples, more micro-batches, larger devices, or at least {num_slices} slices "
+            f"of {whole.name} (model.slices)"
         )
-    whole = units.size(within.need_bytes(0, 0, len(names)))
+    total = units.size(within.need_bytes(0, 0, len(names)))
     return (
         f"device_memory={limit}, but no cut into {num_cells} cells fits: in one cell, the layers "
-        f"need {whole}. Use more partitions, more micro-batches, or larger devices"
+        f"need {total}. Use more partitions, more micro-batches, or larger devices"
     )

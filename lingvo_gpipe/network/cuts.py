@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from lingvo_gpipe.console import units
 from lingvo_gpipe.errors import PartitionError
+from lingvo_gpipe.layers import slices
 from lingvo_gpipe.network import capacity, partition
-from lingvo_gpipe.network.params import stated_cuts
+from lingvo_gpipe.network.params import PipelineParams, divided, stated_cuts
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute, shared_devices
 from lingvo_gpipe.schedule.table import Table
@@ -62,13 +63,25 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
         if limit is None or within is None:
             raise
         names = [layer.name for layer in layers.layers]
-        text = capacity.no_cut_fits(limit, within, table.num_cells, names)
+        text = capacity.no_cut_fits(limit, within, table.num_cells, names, _sliceable(params))
         raise PartitionError(text) from error
     if table.num_cells == table.num_devices or table.is_forward_only:
         return even
     again = [reuse.recomputations for reuse in settings.reuses]
     costs = shared_devices.CellCosts(settings.costs, again, settings.speeds, reach)
     return shared_devices.cut(table, costs, even)
+
+
+def _sliceable(params: PipelineParams) -> dict[str, slices.SlicedParams]:
+    """Return name of a layer or slice → Params, where more slices would make it smaller."""
+    return {
+        part.name: layer
+        for layer, parts in divided(params)
+        if isinstance(layer, slices.SlicedParams)
+        for part in parts
+        # Of a layer in slices, other parts have names without a number, and stay as large.
+        if layer.slices == 1 or part.name.removeprefix(f"{layer.name}_").isdecimal()
+    }
 
 
 def _check_cells(

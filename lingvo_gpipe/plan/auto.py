@@ -272,16 +272,6 @@ def memory_limit(model: network.PipelineParams, cluster: hosts.Hosts | None) -> 
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def smallest(task: Task.Params) -> Task.Params:
-    """Return a task with a schedule that can always be made, and the smallest micro-batches.
-
-    M is the largest one that `choose` would try.
-    """
-    result = task.copy()
-    result.set(model=_with(task.model, counts(task.model, describe.fields_of(task))[0][-1]))
-    return result
-
-
 def _sets_others(model: network.PipelineParams, kept: Mapping[str, str]) -> bool:
     """Return whether a task that is to be chosen for sets something else than a run has."""
     stated = ["device_memory"]

@@ -12,7 +12,7 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network.traffic import INPUT
-from lingvo_gpipe.plan import auto, describe, hosts, largest, slicing, step_plan
+from lingvo_gpipe.plan import auto, describe, hosts, largest, step_plan
 from lingvo_gpipe.plan.machine_memory import MachineMemory
 from lingvo_gpipe.schedule import drawing
 from lingvo_gpipe.task import Task, groups_of
@@ -71,23 +71,13 @@ def plan(
 
 
 def _plan(task: Task.Params, cluster: hosts.Hosts | None, *, profile: bool) -> str:
-    """Return the text of one plan, and how to divide layers that are larger than a device."""
-    limit_bytes = auto.memory_limit(task.model, cluster)
+    """Return the text of one plan."""
     lines: list[str] = []
-    try:
-        resolved = auto.resolved(task, lines.append, profile=profile, cluster=cluster)
-        planned = step_plan.make_for(resolved, profile=profile, cluster=cluster)
-    except errors.PartitionError as error:
-        if limit_bytes is None:
-            raise
-        is_auto = task.model.schedule == schedule.AUTO
-        advice = slicing.advice(auto.smallest(task) if is_auto else task, limit_bytes)
-        raise error if advice is None else errors.PartitionError(advice) from error
+    resolved = auto.resolved(task, lines.append, profile=profile, cluster=cluster)
+    planned = step_plan.make_for(resolved, profile=profile, cluster=cluster)
     if profile:
         planned = step_plan.with_update(planned, resolved)
     lines += [render(planned), ""]
-    if limit_bytes is not None and planned.heaviest_bytes > limit_bytes:
-        lines += filter(None, [slicing.advice(resolved, limit_bytes)])
     if profile and resolved.model.cuts is None and not resolved.model.cells:
         lines.append(
             "these cuts are by measured time; for training, which cuts by FLOPs, set them: "

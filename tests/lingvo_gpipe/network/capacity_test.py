@@ -136,12 +136,12 @@ def test_a_layer_is_too_large_by_the_cell_that_holds_it_most_easily() -> None:
     values = [capacity.ValueBytes(4, 1, (2,))]
     table = schedule.make("1f1b", 3, 8)
     within = capacity.Capacity(layers, values, capacity.holdings(table, ("full",) * 3), 10)
-    assert "but layer a alone needs 11 B. " in capacity.no_cut_fits("10", within, 3, "abc")
+    assert "but layer a alone needs 11 B. " in capacity.no_cut_fits("10", within, 3, "abc", {})
 
 
 def test_a_layer_is_too_large_for_its_share_of_a_device() -> None:
     layers = [capacity.LayerBytes(fixed, 0, 0, 0, 0, 0) for fixed in (6, 2)]
     table = Table.from_text("0F0,1F0,1B0,0B0")
     within = capacity.Capacity(layers, [], capacity.holdings(table, ("full",) * 2), 10)
-    text = capacity.no_cut_fits("10", within, 2, "ab")
+    text = capacity.no_cut_fits("10", within, 2, "ab", {})
     assert "alone needs a device of 12 B, which cells share" in text

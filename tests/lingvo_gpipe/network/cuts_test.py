@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.plan import step_plan
+from lingvo_gpipe.tasks.lm import transformer
+from lingvo_gpipe.tasks.lm.input import Tokens
 from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
 
 # --- cuts and costs -------------------------------------------------------------------------------
@@ -255,7 +258,7 @@ def test_too_little_memory_names_the_layer_or_the_need() -> None:
     text = text_of(errors.PartitionError, dense(1024), dense(1024), device_memory="20MiB")
     assert text == (
         "device_memory=20MiB, but layer dense_1 alone needs 32.0 MiB. Use fewer examples, more "
-        "micro-batches, larger devices, or slices of the layer, which --mode=plan finds"
+        "micro-batches, or larger devices"
     )
     many = [dense(1024) for _ in range(6)]
     text = text_of(errors.PartitionError, *many, num_partitions=3, device_memory="40MiB")
@@ -264,3 +267,33 @@ def test_too_little_memory_names_the_layer_or_the_need() -> None:
         "Use more partitions, more micro-batches, or larger devices"
     )
     assert "is not a size" in text_of(errors.ParamsError, dense(4), device_memory="8 giraffes")
+
+
+@pytest.mark.parametrize("memory", ["12MiB", "20MiB"])
+def test_a_layer_larger_than_a_device_is_refused_until_its_slices_fit(memory: str) -> None:
+    """Each refusal names a layer and more slices of it than it has."""
+    given = network.PipelineParams(
+        layers=transformer.language_model(2, units=32, heads=2, hidden=64, vocabulary=20_000),
+        num_partitions=5,
+        num_micro_batches=8,
+        device_memory=memory,
+    )
+    tokens = Tokens.Params(batch_size=8, data_dir="missing", length=32).instantiate()
+    fields = tokens.element_spec(training=True)
+    numbers: dict[str, int] = {}
+    while refusal := refused(given.set(slices=dict(numbers)), fields):
+        found = re.search(r"at least (\d+) slices of (\w+) \(model.slices\)$", refusal)
+        assert found is not None, refusal
+        name, number = found[2], int(found[1])
+        assert number > numbers.get(name, 1)
+        numbers[name] = number
+    assert numbers["softmax"] >= 2
+
+
+def refused(given: network.PipelineParams, fields: Any) -> str:
+    """Return why a network cannot be cut, or an empty text."""
+    try:
+        network.analyze(given, fields)
+    except errors.PartitionError as error:
+        return str(error)
+    return ""

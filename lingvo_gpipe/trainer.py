@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from lingvo_gpipe import errors, hyperparams, modes, recipes, registry
 from lingvo_gpipe.cluster import child, launch
-from lingvo_gpipe.cluster.chief_supervisor import LOST_EXIT_CODE
 from lingvo_gpipe.console import output
 from lingvo_gpipe.console.flags import Flags
 from lingvo_gpipe.console.signals import StopRequest
@@ -148,17 +147,17 @@ def flags() -> Flags:
 def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
     """Do the work with the workers of the supervisor that started this process."""
     output.quiet_tensorflow("3")  # the supervisor reports the loss of a worker
-    from lingvo_gpipe.cluster import connection
+    from lingvo_gpipe.cluster import chief
 
     folder = values.logdir and os.path.expanduser(values.logdir)
-    chief = connection.open_to(channel, folder)
+    note_step = chief.make_current(channel, folder).note_step
     try:
-        return _run(values, chief.note_step)
+        return _run(values, note_step)
     except Exception as error:
-        if not connection.lost_a_worker(error):
+        if not chief.lost_a_worker(error):
             raise
         output.note(f"the chief ends, to be started again: {error}")
-        return LOST_EXIT_CODE
+        return os.EX_TEMPFAIL
 
 
 def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _: None) -> int:

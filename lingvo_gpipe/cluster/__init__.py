@@ -7,7 +7,7 @@ again. The supervisors of a run talk over one TCP connection per worker, the lea
 
     chief's supervisor ──── lease ──── worker's supervisor    plain Python
            │ starts                          │ starts
-         chief ──── TensorFlow's gRPC ──── worker             `connection`, `run.worker`
+         chief ──── TensorFlow's gRPC ──── worker             `chief`, `run.worker`
 
 Cells, schedules and checkpoints do not occur here.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import signal
 import socket
 import tempfile
@@ -22,8 +23,6 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.cluster import child, lease, members, worker_supervisor
 from lingvo_gpipe.console import signals
 
-LOST_EXIT_CODE = 75
-"""Exit code of a chief that cannot go on, but could after a new start (EX_TEMPFAIL)."""
 NEEDS = "needs "
 """Begins the chief's line with what it needs of each worker, as JSON."""
 STEP = "step "
@@ -161,7 +160,7 @@ class _Attempt:
         code = await chief
         if code < 0 and not self._received:
             raise FaultError(f"{self._name} was {child.ending(code)}")
-        if code == LOST_EXIT_CODE:
+        if code == os.EX_TEMPFAIL:  # the chief cannot go on, but could after a new start
             raise FaultError(f"{self._name} could not go on")
         return code if code >= 0 else 128 - code
 

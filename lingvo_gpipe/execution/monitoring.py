@@ -20,11 +20,6 @@ from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.progress import DeviceState, states
 from lingvo_gpipe.schedule.slot import Slot
 
-EXIT_CODE = 75
-"""EX_TEMPFAIL, for which services start a program again.
-
-So does the supervisor of a chief, whose code for it is the same.
-"""
 _NONE = -1  # number of the pass before the first
 _DESCRIBED_WITHIN_S = 10.0
 _Item = TypeVar("_Item")
@@ -322,6 +317,6 @@ def exit_at_stall(
                 f"the run is ended (train.end_at_stall); the same command continues it from "
                 f"{folder}"
             )
-        os._exit(EXIT_CODE)
+        os._exit(os.EX_TEMPFAIL)  # services, and the supervisor of a chief, start it again
 
     return end

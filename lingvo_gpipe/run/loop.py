@@ -34,7 +34,7 @@ from absl import logging
 
 from lingvo_gpipe import errors, task
 from lingvo_gpipe.callbacks import RunModel, RunOptimizer
-from lingvo_gpipe.cluster import connection
+from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Input, synthetic
@@ -190,7 +190,7 @@ class _Training:
         stall_after_s, report = self._params.train.stall_after_s, self._options.report
         if not stall_after_s:
             return monitoring.Watchdog(0.0, list, report)
-        over_workers = connection.current() is not None
+        over_workers = chief.current() is not None
         end = None
         if over_workers or self._params.train.end_at_stall:
             folder = self.state.checkpoints.directory
@@ -432,7 +432,7 @@ class _Training:
         try:
             yield
         except Exception as error:
-            is_lost = isinstance(error, connection.LOST_ERRORS)
+            is_lost = isinstance(error, chief.LOST_ERRORS)
             if self.state.step and not (is_lost or isinstance(error, errors.CheckpointError)):
                 self.state.save()
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining, task
-from lingvo_gpipe.cluster import connection
+from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.plan import machine_memory
@@ -21,7 +21,7 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
     Those of workers, where this process is a chief; otherwise logical CPU devices.
     """
     wanted = _num_devices(model)
-    workers = connection.current()
+    workers = chief.current()
     if workers is not None:
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
@@ -49,7 +49,7 @@ def check_memory(params: task.Task.Params, source: Input, report: Callable[[str]
     Raises:
         DeviceError: its variables alone do not fit.
     """
-    if connection.current() is not None or not _on_logical_cpus(params.model):
+    if chief.current() is not None or not _on_logical_cpus(params.model):
         return
     fields, memory = source.element_spec(training=True), machine_memory.of_this_machine()
     line = memory_warning(params, fields, memory)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, packing
-from lingvo_gpipe.cluster import connection
+from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.run.checkpoints import files, keys
 from lingvo_gpipe.run.checkpoints.keys import Part
@@ -107,7 +107,7 @@ class SavedValues:
         """Tell damaged files from those that cannot be read now, and from a lost worker."""
         try:
             yield
-        except connection.LOST_ERRORS:
+        except chief.LOST_ERRORS:
             raise
         except _DAMAGE as error:
             raise files.DamagedError(self._prefix, reason(error)) from error

@@ -76,7 +76,7 @@ def chief(folder: Path, steps: str) -> int:
         time.sleep(0.01)
     channel.write(chief_supervisor.NEEDS + json.dumps({"devices": 3}))
     if channel.wait() != chief_supervisor.GO:
-        return chief_supervisor.LOST_EXIT_CODE
+        return os.EX_TEMPFAIL
     (folder / "went").write_text(os.environ[members.VARIABLE])
     note_gpus(folder, "chief")
     if steps == "hangs":

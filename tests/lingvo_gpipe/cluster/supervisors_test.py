@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe.cluster import chief_supervisor, members, worker_supervisor
+from lingvo_gpipe.cluster import members, worker_supervisor
 from lingvo_gpipe.console import signals
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
@@ -197,7 +197,7 @@ def test_a_signal_to_a_worker_s_supervisor_ends_its_worker(run: Run) -> None:
 def test_a_fault_that_repeats_at_the_same_step_ends_the_run(run: Run) -> None:
     run.start_worker(0)
     run.start_worker(1)
-    run.start_chief(f"exit{chief_supervisor.LOST_EXIT_CODE}")
+    run.start_chief(f"exit{os.EX_TEMPFAIL}")
     assert run.codes() == {"supervisor": 1, "supervisor0": 1, "supervisor1": 1}
     assert sum(": restart " in line for line in run.lines()) == 2
     assert re.match(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import layers
-from lingvo_gpipe.cluster import chief_supervisor, connection
+from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
@@ -191,7 +192,7 @@ def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.Monke
             RELEASED.set()
 
     loop.run(params, tmp_path, report=report)
-    assert codes[0] == monitoring.EXIT_CODE
+    assert codes[0] == os.EX_TEMPFAIL
     assert f"continues it from {tmp_path / 'checkpoints'}" in next(
         line for line in lines if line.startswith("the run is ended")
     )
@@ -207,7 +208,7 @@ def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
 
     def prepare_then_connect(*arguments: Any) -> Any:
         prepared = prepare(*arguments)
-        monkeypatch.setattr(connection, "current", mock.Mock())
+        monkeypatch.setattr(chief, "current", mock.Mock())
         return prepared
 
     monkeypatch.setattr(process, "prepare_devices", prepare_then_connect)
@@ -218,5 +219,5 @@ def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
             RELEASED.set()
 
     loop.run(with_stuck_layer(stall_after_s=0.4), tmp_path, report=report)
-    assert codes[0] == monitoring.EXIT_CODE == chief_supervisor.LOST_EXIT_CODE
+    assert codes[0] == os.EX_TEMPFAIL
     assert f"the chief ends, to be started again from {tmp_path / 'checkpoints'}" in lines

@@ -1,4 +1,4 @@
-"""The chief's side of TensorFlow, without workers."""
+"""A chief, without workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.cluster import chief_supervisor, connection, members
+from lingvo_gpipe.cluster import chief, chief_supervisor, members
 
 
 def test_threads_that_wait_sleep_here_and_in_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_threads_that_wait_sleep_here_and_in_the_workers(monkeypatch: pytest.Mon
     connect = mock.Mock()
     monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", connect)
     channel = mock.Mock(wait=mock.Mock(return_value=chief_supervisor.GO))
-    connection.Connection(channel, None).connect(2)
+    chief.Chief(channel, None).connect(2)
     assert connect.called
     assert channel.write.call_args_list[-1] == mock.call(chief_supervisor.CONNECTED)
     assert tf_context.context().config.experimental.disable_thread_spinning  # sent to the workers
@@ -33,9 +33,9 @@ def test_a_folder_that_a_worker_does_not_see_is_named(
 ) -> None:
     folder = tmp_path / "new" / "run"
     workers = {"worker 0 (a:1)": "CPU:0", "worker 1 (b:2)": "CPU:1"}
-    connection.check_shared(str(folder), workers)
+    chief.check_shared(str(folder), workers)
     (folder / "shared-left").touch()  # by a chief that was killed
-    connection.check_shared(str(folder), workers)
+    chief.check_shared(str(folder), workers)
     assert list(folder.iterdir()) == []
     read = tf.io.read_file
 
@@ -45,7 +45,7 @@ def test_a_folder_that_a_worker_does_not_see_is_named(
 
     monkeypatch.setattr(tf.io, "read_file", elsewhere)
     with pytest.raises(errors.DeviceError) as caught:
-        connection.check_shared(str(folder), workers)
+        chief.check_shared(str(folder), workers)
     assert str(caught.value) == (
         f"--logdir={folder}: worker 1 (b:2) does not see what the chief sees there. Name a folder "
         "that all hosts share, by the same path"
@@ -53,4 +53,4 @@ def test_a_folder_that_a_worker_does_not_see_is_named(
     assert list(folder.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(errors.DeviceError, match=r"cannot be written: Not a directory\. Name"):
-        connection.check_shared(str(tmp_path / "file" / "run"), workers)
+        chief.check_shared(str(tmp_path / "file" / "run"), workers)

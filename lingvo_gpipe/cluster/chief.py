@@ -1,4 +1,4 @@
-"""The chief's side of TensorFlow: it connects to the workers, whose devices it can name then."""
+"""The chief: it connects TensorFlow to the workers, whose devices it can name from then on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOST_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Dea
 """What TensorFlow raises for a worker that is gone."""
 
 
-class Connection:
-    """The connection of a chief to its supervisor, and through TensorFlow to its workers."""
+class Chief:
+    """This process as a chief, connected to its supervisor and, by TensorFlow, to its workers."""
 
     def __init__(self, channel: child.Channel, folder: str | None) -> None:
         self._channel = channel
@@ -26,7 +26,7 @@ class Connection:
         self._is_connected = False
 
     def connect(self, num_devices: int) -> None:
-        """Wait until the workers serve, and connect; nothing the second time.
+        """Wait until the workers serve, and connect; the second call does nothing.
 
         Args:
             num_devices: number of devices that the network needs; CPUs are shared out evenly.
@@ -45,7 +45,7 @@ class Connection:
         }
         self._channel.write(chief_supervisor.NEEDS + json.dumps(needs))
         if self._channel.wait() != chief_supervisor.GO:
-            os._exit(chief_supervisor.LOST_EXIT_CODE)  # without its supervisor nobody would end it
+            os._exit(os.EX_TEMPFAIL)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
         _without_spinning()
         tf.config.experimental_connect_to_cluster(
@@ -111,24 +111,24 @@ def _without_spinning() -> None:
     context._config = config
 
 
-_connection: Connection | None = None
+_current: Chief | None = None
 
 
-def open_to(channel: child.Channel, folder: str | None) -> Connection:
-    """Make the connection of this process, which a supervisor has started as a chief.
+def make_current(channel: child.Channel, folder: str | None) -> Chief:
+    """Make this process, which a supervisor has started, a chief.
 
     Args:
         channel: to the supervisor.
         folder: of the run, which all hosts must share; None: there is none.
     """
-    global _connection
-    _connection = Connection(channel, folder)
-    return _connection
+    global _current
+    _current = Chief(channel, folder)
+    return _current
 
 
-def current() -> Connection | None:
-    """Return the connection of this process; None where it has no workers."""
-    return _connection
+def current() -> Chief | None:
+    """Return this process as a chief; None: it has no workers."""
+    return _current
 
 
 def lost_a_worker(error: BaseException) -> bool:

@@ -108,11 +108,11 @@ class _Planner:
     ) -> None:
         self.fields = fields
         self.divides = divides
-        self._known = step_plan.Known(slots)
+        self._cache = step_plan.PlanCache(slots)
 
     def __call__(self, model: network.PipelineParams, *, profile: bool = False) -> step_plan.Plan:
         """See `auto.Planner`."""
-        return step_plan.make(model, self.fields, profile=profile, known=self._known)
+        return step_plan.make(model, self.fields, profile=profile, cache=self._cache)
 
     def fits(self, model: network.PipelineParams, limit_bytes: int) -> bool:
         """Return whether a step can be cut and needs no more than this on each device."""

@@ -131,15 +131,15 @@ def choose(
     Raises:
         UserError: no combination can be planned, or none fits.
     """
-    known: dict[int, step_plan.Known] = {}
+    caches: dict[int, step_plan.PlanCache] = {}
     measures_layers = profile
 
     def plan(model: network.PipelineParams, *, profile: bool) -> step_plan.Plan:
         tried, count = task.copy(), model.num_micro_batches
         tried.set(model=model)
-        if count not in known:
-            known[count] = step_plan.known_of(tried, profile=measures_layers)
-        return step_plan.make_for(tried, cluster=cluster, known=known[count], profile=profile)
+        if count not in caches:
+            caches[count] = step_plan.cache_of(tried, profile=measures_layers)
+        return step_plan.make_for(tried, cluster=cluster, cache=caches[count], profile=profile)
 
     fields = describe.fields_of(task)
     tried, note = counts(task.model, fields, is_measured=profile, goes_on=goes_on)

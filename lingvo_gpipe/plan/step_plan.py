@@ -146,8 +146,8 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Known:
-    """What does not depend on how a network is cut and scheduled.
+class PlanCache:
+    """What plans of the same layers share: it does not depend on the cut and the schedule.
 
     Attributes:
         slots: path → bytes of the variable's optimizer slots and average; see `slot_bytes`.
@@ -160,8 +160,8 @@ class Known:
     programs: profiling.ProgramTimes = dataclasses.field(default_factory=list)
 
 
-def known_of(task: Task.Params, *, profile: bool = False) -> Known:
-    """Return what is known of all plans of a task.
+def cache_of(task: Task.Params, *, profile: bool = False) -> PlanCache:
+    """Return what all plans of a task share.
 
     Args:
         task: the task.
@@ -170,7 +170,7 @@ def known_of(task: Task.Params, *, profile: bool = False) -> Known:
     groups = groups_of(task, describe.fields_of(task))
     variables = network.analyze(network.uncut(groups.params), groups.fields).variables
     averages = task.train.average is not None
-    return Known(
+    return PlanCache(
         slot_bytes(variables, task.train.optimizer, averages=averages),
         profiling.layer_times(groups.params, groups.fields) if profile else None,
     )
@@ -181,7 +181,7 @@ def make_for(
     *,
     profile: bool = False,
     cluster: hosts.Hosts | None = None,
-    known: Known | None = None,
+    cache: PlanCache | None = None,
 ) -> Plan:
     """Plan the training of a task, of one of its groups of micro-batches; see `make`."""
     groups = groups_of(task, describe.fields_of(task))
@@ -193,7 +193,7 @@ def make_for(
         accumulate=task.train.accumulate * groups.count,
         profile=profile,
         cluster=cluster,
-        known=known,
+        cache=cache,
     )
     return dataclasses.replace(
         planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
@@ -215,7 +215,7 @@ def make(
     accumulate: int = 1,
     profile: bool = False,
     cluster: hosts.Hosts | None = None,
-    known: Known | None = None,
+    cache: PlanCache | None = None,
 ) -> Plan:
     """Plan a training step.
 
@@ -225,23 +225,23 @@ def make(
         optimizer_params: None: no slots, and no update.
         averages: whether moving averages of weights and statistics are kept.
         accumulate: mini-batches of an update.
-        profile: runs each layer (unless `known` has its time), cuts by the measured times (unless
+        profile: runs each layer (unless `cache` has its time), cuts by the measured times (unless
             `params` state the cuts), measures the programs of the cells, and reads activations from
             traced programs. Otherwise nothing is run or traced.
         cluster: hosts of the devices. If `profile`, or if they state how fast devices are, links
             take time.
-        known: what other plans of the same layers have found.
+        cache: what other plans of the same layers have computed; None: nothing.
     """
     num_replicas = params.num_replicas
-    layer_times = None if known is None else known.layer_times
+    layer_times = None if cache is None else cache.layer_times
     if profile and layer_times is None:
         layer_times = profiling.layer_times(params, fields)
     analysis = _analyzed(params, fields, layer_times)
     in_seconds = layer_times is not None or bool(cluster and cluster.flops)
     if layer_times is None:
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
-    if known is None:
-        known = Known(slot_bytes(analysis.variables, optimizer_params, averages=averages))
+    if cache is None:
+        cache = PlanCache(slot_bytes(analysis.variables, optimizer_params, averages=averages))
     stream = traffic.Stream(analysis)
     all_links = traffic.links(analysis, stream)
     exchange = traffic.Exchange(analysis, analysis.owners(num_replicas), num_replicas)
@@ -263,7 +263,7 @@ def make(
     if profile:
         needs = activations.traced(analysis)
         num_live = max(timeline.peak_live)
-        measured = profiling.cell_times(params, analysis, needs, num_live, known.programs)
+        measured = profiling.cell_times(params, analysis, needs, num_live, cache.programs)
         if measured is not None:
             times = measured
             timeline = simulated(times)
@@ -280,7 +280,7 @@ def make(
         held = memory_formulas.variables(
             analysis,
             cell.layers,
-            known.slots,
+            cache.slots,
             elsewhere,
             num_replicas=num_replicas,
             accumulate=accumulate,
@@ -297,7 +297,7 @@ def make(
                 0
                 if optimizer_params is None
                 else memory_formulas.update(
-                    analysis, cell.layers, known.slots, elsewhere, on_worker=on_workers
+                    analysis, cell.layers, cache.slots, elsewhere, on_worker=on_workers
                 )
             ),
             live_micro_batches=timeline.peak_live[cell.device_number],

@@ -156,4 +156,4 @@ def test_what_a_plan_of_groups_measures_and_keeps() -> None:
     """The programs of a group; sums of gradients from one group to the next."""
     params = task_of(2)
     params.train.accumulate = 1
-    assert step_plan.known_of(params, profile=True).layer_times
+    assert step_plan.cache_of(params, profile=True).layer_times

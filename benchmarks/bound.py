@@ -13,28 +13,25 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.support import networks, processes
+from lingvo_gpipe import schedule
 
 K, M = 8, 32
-SCHEDULES = {  # schedule → cells per device
-    "gpipe": 1,
-    "1f1b": 1,
-    "zb_h1": 1,
-    "interleaved": 2,
-    "looped_bfs": 2,
-    "zb_v": 2,
-    "dualpipe_v": 2,
+CELLS_PER_DEVICE = {
+    name: named.cells_per_device
+    for name, named in schedule.SCHEDULES.items()
+    if name != "optimal"  # too long a search for K and M
 }
 # schedule, milliseconds of a pair, replicas
 CONFIGURATIONS = [
-    *(f"{name},{pair_ms},1" for pair_ms in (20, 4) for name in SCHEDULES),
-    *(f"{name},40,1" for name, num_cells in SCHEDULES.items() if num_cells == 2),
+    *(f"{name},{pair_ms},1" for pair_ms in (20, 4) for name in CELLS_PER_DEVICE),
+    *(f"{name},40,1" for name, num_cells in CELLS_PER_DEVICE.items() if num_cells == 2),
     "1f1b,20,2",
 ]
 
 
 def measure(configuration: str) -> dict[str, Any]:
     """Return the step's seconds, the simulated ones, and the share of the second in the first."""
-    schedule, pair_ms, replicas = configuration.split(",")
+    name, pair_ms, replicas = configuration.split(",")
     import ctypes
 
     ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: wake after 1 ns, not 50 µs
@@ -45,19 +42,19 @@ def measure(configuration: str) -> dict[str, Any]:
     from lingvo_gpipe.execution import placement
     from lingvo_gpipe.schedule import simulate
 
-    num_cells = K * SCHEDULES[schedule]
+    num_cells = K * CELLS_PER_DEVICE[name]
     num_devices = K * int(replicas)
     placement.prepare_logical_cpus(num_devices)
     tf.config.threading.set_inter_op_parallelism_threads(2 * num_devices)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    cell = waiting.Wait.Params(seconds=float(pair_ms) / 3e3 / SCHEDULES[schedule])
+    cell = waiting.Wait.Params(seconds=float(pair_ms) / 3e3 / CELLS_PER_DEVICE[name])
     pipe = pipelining.PipeliningLayer.Params(
         layers=[*[cell] * num_cells, waiting.Sum.Params()],
         num_partitions=K,
         num_micro_batches=M * int(replicas),
         num_replicas=int(replicas),
-        schedule=schedule,
-        cells_per_device=SCHEDULES[schedule],
+        schedule=name,
+        cells_per_device=CELLS_PER_DEVICE[name],
         cuts=(1,) * (num_cells - 1) + (2,),
         fuse=False,  # in one program, F and I would wait at the same time
     ).instantiate()
@@ -72,8 +69,8 @@ def measure(configuration: str) -> dict[str, Any]:
     waits.clear()
     step_s = networks.step_s(step, 3)
     num_waits = 5 * M * int(replicas)  # two steps are not counted, but wait as well
-    names = [info.name for info in pipe.analysis.layers[:num_cells]]
-    f, i, w = ([waits.mean_s((name, phase), num_waits) for name in names] for phase in "FIW")
+    layers = [info.name for info in pipe.analysis.layers[:num_cells]]
+    f, i, w = ([waits.mean_s((layer, phase), num_waits) for layer in layers] for phase in "FIW")
     backward = [input_s + weight_s for input_s, weight_s in zip(i, w, strict=True)]
     simulated_s = simulate.simulate(
         pipe.analysis.table, {"F": f, "B": backward, "I": i, "W": w}
@@ -86,14 +83,14 @@ def main() -> None:
     options = processes.parser(__doc__).parse_args()
     runs = processes.measured(options, "benchmarks.bound", CONFIGURATIONS, measure, 5)
     print(f"{'schedule':<11} {'pair ms':>7} {'R':>2} {'step s':>7} {'simulated':>9} {'share':>6}")
-    for name, of_name in runs.items():
-        schedule, pair_ms, replicas = name.split(",")
+    for configuration, results in runs.items():
+        name, pair_ms, replicas = configuration.split(",")
         step_s, simulated_s, share = (
-            processes.median(of_name, key) for key in ("s", "simulated_s", "share")
+            processes.median(results, key) for key in ("s", "simulated_s", "share")
         )
         print(
-            f"{schedule:<11} {pair_ms:>7} {replicas:>2} {step_s:7.3f} {simulated_s:9.3f} "
-            f"{share:6.3f}  {processes.spread(of_name, 'share')}"
+            f"{name:<11} {pair_ms:>7} {replicas:>2} {step_s:7.3f} {simulated_s:9.3f} "
+            f"{share:6.3f}  {processes.spread(results, 'share')}"
         )
 
 

@@ -50,11 +50,15 @@ def of_step(
 ) -> list[dict[str, float]]:
     """Return the seconds of each part of a step, for each device; they add up to the whole step.
 
-    forward, recomputation, backward: in slots. transfer: from the moment at which all that a slot
-    waits for is computed and its device is free, to its start. fill and drain: waiting of a device
-    that it would also have if all cells took the mean time. imbalance: its other waiting. input:
-    before the step. start: from there to the first slot, such as cutting the mini-batch and reading
-    the weights. update: after the last slot. rest: everything else.
+    - forward, recomputation, backward: in slots.
+    - transfer: from the moment at which all that a slot waits for is computed and its device is
+      free, to its start.
+    - fill and drain: waiting of a device that it would also have if all cells took the mean time.
+    - imbalance: its other waiting.
+    - input: before the step.
+    - start: from there to the first slot, such as cutting the mini-batch and reading the weights.
+    - update: after the last slot.
+    - rest: everything else.
 
     Args:
         timeline: when each slot ran; slots that computed nothing are not in it.

@@ -1,7 +1,14 @@
 """Recomputation: which forwards are kept for the backward, fused with it, or computed again.
 
-It follows from the table and each cell's policy. The analysis asks for each pass, and everything
-else reads its `Cell`s; only `network.capacity` asks too, before there are cells.
+Who decides what is kept for a backward?
+
+- Of which micro-batches: `reuse`, here, from the table and the cells' policies.
+- The same for a cell that has a backward: `network.Cell.kept`, `fused` and `early`.
+- Which tensors of their forward: `execution.cut_backward.CutBackward`.
+- Inside a layer or a cell: `Layer.Params.recompute`, and the policy `recompute_grad`.
+
+The analysis calls `reuse` for each pass, and everything else reads its `Cell`s; only
+`network.capacity` calls it, too, before there are cells.
 """
 
 from __future__ import annotations
@@ -61,7 +68,8 @@ class Work:
 class CellReuse:
     """How the backward slots of one cell get their forward, if the cell has a backward.
 
-    Where it has none, these sets say nothing: `network.Cell.kept` and `Cell.fused` are empty then.
+    For a cell that may have no backward, use `network.Cell.kept`, `fused` and `early`, which are
+    empty if it has none.
 
     Attributes:
         kept: the micro-batches whose forward is kept for the backward.

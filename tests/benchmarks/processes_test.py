@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import bound, memory
+from benchmarks import memory
 from benchmarks.support import processes
-from lingvo_gpipe import schedule
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,3 @@ def test_memory_by_formula_falls_with_recomputation_and_1f1b() -> None:
     recomputed, kept, _, gpipe, one_f_one_b = map(memory.formula_mib, memory.CONFIGURATIONS)
     assert 4 * recomputed < kept
     assert one_f_one_b < gpipe
-
-
-def test_every_schedule_has_a_bound() -> None:
-    assert set(bound.SCHEDULES) == set(schedule.SCHEDULES) - {"optimal"}

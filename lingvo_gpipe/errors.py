@@ -28,8 +28,8 @@ def without_graph_names(message: str) -> str:
 
 
 @contextlib.contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Add to exceptions of the `with` block where they came from; a `UserError` says it itself."""
+def located(where: str) -> Iterator[None]:
+    """Add to exceptions of the `with` block where they came from; a `UserError` states it."""
     try:
         yield
     except UserError:

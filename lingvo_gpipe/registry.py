@@ -131,10 +131,10 @@ def add_mode(
     Raises:
         ParamsError: the name is taken by another function.
     """
-    known, _ = _MODES.setdefault(name, (function, tasks))
-    if known is not function:
+    registered, _ = _MODES.setdefault(name, (function, tasks))
+    if registered is not function:
         raise errors.ParamsError(
-            f"mode {name!r} of {function.__module__} is already that of {known.__module__}; "
+            f"mode {name!r} of {function.__module__} is already that of {registered.__module__}; "
             "give one of the two another name"
         )
 
@@ -182,12 +182,12 @@ class Registry:
         Raises:
             ParamsError: two packages give one name.
         """
-        found: dict[str, str] = {}
+        package_of: dict[str, str] = {}
         for package, root in self._packages.items():
             for module in _modules_below(root):
                 for name in self._models_of(package, module):
-                    _check_once(name, found.setdefault(name, package), package)
-        return sorted(fnmatch.filter(found, pattern))
+                    _check_once(name, package_of.setdefault(name, package), package)
+        return sorted(fnmatch.filter(package_of, pattern))
 
     def model(self, name: str) -> type[Model]:
         """Return the class of the model `name`; imports its module alone.
@@ -196,7 +196,7 @@ class Registry:
             ParamsError: it is unknown, known twice, or its module cannot be imported.
         """
         place = name.rpartition(".")[0]
-        found: tuple[type[Model], str] | None = None
+        match: tuple[type[Model], str] | None = None
         for package, root in self._packages.items():
             module = f"{package}.{place}" if place else package
             if module not in _modules_below(root):
@@ -206,17 +206,17 @@ class Registry:
                 reason = self.broken[module]
                 raise errors.ParamsError(f"{name}: {module} cannot be imported: {reason}")
             if name in models:
-                found = found or (models[name], package)
-                _check_once(name, found[1], package)
-        if found is None:
+                match = match or (models[name], package)
+                _check_once(name, match[1], package)
+        if match is None:
             names = self.names()
             text = f"no model {name!r}{_near(name, names)}. --list_models shows all {len(names)}"
             broken = [f"\n    {where}: {why}" for where, why in self.broken.items()]
             if broken:
                 text += ". Not looked into, since it cannot be imported:" + "".join(broken)
             raise errors.ParamsError(text)
-        _let_texts_name_imports(sys.modules[found[0].__module__])
-        return found[0]
+        _let_texts_name_imports(sys.modules[match[0].__module__])
+        return match[0]
 
     def _models_of(self, package: str, module: str) -> dict[str, type[Model]]:
         """Return name → class of the models that a module defines; none if it is broken."""

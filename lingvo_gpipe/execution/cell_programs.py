@@ -195,15 +195,15 @@ class CellPrograms:
             inputs: inputs of the micro-batch.
             upstream: gradients from the cells after this one, scales of the losses, accumulators;
                 read by backwards alone.
-            held: what the programs before this one left for it.
+            held: what this cell's earlier program of the micro-batch returned for it.
         """
         if name in ("F", "B", "FB"):
             arguments = (inputs, NO_UPSTREAM if name == "F" else upstream)
-            function, structure = self._whole(cell, name, *arguments)
+            function, structure = self._uncut_program(cell, name, *arguments)
             flat = function(*tf.nest.flatten(arguments))
             forward, weights, imports = tf.nest.pack_sequence_as(structure, list(flat))
             return self._results(cell, forward or None, weights, imports)
-        cut, structure = self._cut(cell, inputs)
+        cut, structure = self._cut_programs(cell, inputs)
         scales = [precision.cast(scale, self._master) for scale in upstream.loss_factors]
         arguments = tf.nest.flatten((inputs, upstream.exports, scales))
         results = cut.run(name, arguments, held or {}, upstream.accumulators)
@@ -237,9 +237,9 @@ class CellPrograms:
         values = dict(inputs.imports)
         collected = Collected()
         for number in cell.layers:
-            written, of_layer = self.compute_layer(cell, number, inputs, values)
-            values.update(written)
-            collected.update(of_layer.as_nest())
+            outputs, layer_collected = self.compute_layer(cell, number, inputs, values)
+            values.update(outputs)
+            collected.update(layer_collected.as_nest())
         return values, collected
 
     def compute_layer(
@@ -271,13 +271,13 @@ class CellPrograms:
             collected=collected,
         )
         reads = [values[v] for v in self._analysis.wiring.reads[number]]
-        with tf.name_scope(info.name), self._analysis.noted(number, cell):
+        with tf.name_scope(info.name), self._analysis.errors_located(number, cell):
             outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
         _check_collected(info, collected, cell.mode.training)
         writes = self._analysis.wiring.writes[number]
-        written = outputs if len(writes) > 1 else (outputs,)
-        self._analysis.check_returned(number, values, written)
-        return dict(zip(writes, written, strict=True)), collected
+        outputs = outputs if len(writes) > 1 else (outputs,)
+        self._analysis.check_returned(number, values, outputs)
+        return dict(zip(writes, outputs, strict=True)), collected
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> _Forward:
         values, collected = self.compute(cell, inputs)
@@ -311,8 +311,8 @@ class CellPrograms:
         """
         for leaf in tf.nest.flatten(value):
             if not tf.is_tensor(leaf):
-                written = self._analysis.wiring.versions[version]
-                raise not_a_tensor(self._analysis.layers[written.producer].name, written.name, leaf)
+                source = self._analysis.wiring.versions[version]
+                raise not_a_tensor(self._analysis.layers[source.producer].name, source.name, leaf)
         return tf.nest.map_structure(tf.identity, value)
 
     def _differentiated(
@@ -349,7 +349,7 @@ class CellPrograms:
         count = len(cell.weights)
         return _Differentiated(forward, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
 
-    def _whole(
+    def _uncut_program(
         self, cell: network.Cell, name: str, inputs: CellInputs, upstream: BackwardInputs
     ) -> tuple[tracing.Traced, Nest]:
         """Return F, B or FB for these shapes, and the structure of its results.
@@ -387,7 +387,7 @@ class CellPrograms:
         self._programs[key] = function, structure[0]
         return self._programs[key]
 
-    def _cut(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
+    def _cut_programs(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
         """Return the cut programs for these shapes, and the structure of the forward's results."""
         key = cell.mode, _shapes(inputs.imports)
         if key in self._cuts:

@@ -92,9 +92,9 @@ def _shared_weights(executor: Executor, passes: Sequence[ReplicaPass]) -> dict[s
 
 
 class _SharedInputs:
-    """The inputs of a pass's calls, in which no two calls have a tensor with a gradient in common.
+    """The inputs of a pass's calls, each with its own copy of every tensor that has a gradient.
 
-    Calls must be in the order of the pass.
+    The copies' gradients are added on the tensor's device. Calls must be in the order of the pass.
     """
 
     def __init__(self, replica_pass: ReplicaPass, weights: Mapping[str, _Shared]) -> None:

@@ -76,7 +76,7 @@ class FlatResults:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Section:
+class _Program:
     """A traced part of the trace, and which arguments and held tensors it is called with."""
 
     function: tracing.Traced
@@ -103,24 +103,32 @@ class CutBackward:
         self.graphs: dict[str, tf.Graph] = {}
         self._trace = trace
         self._name, self._cell, self._jit = name, cell, jit
-        self._places = {t.name: place for place, t in enumerate((*trace.inputs, *trace.upstream))}
-        self._cut = cut = sections.Sections(trace.inputs[0].graph)
-        held = cut.all() - cut.unfit_for_xla() if jit else cut.all()
-        forward = held - cut.after(trace.upstream)
+        self._argument_numbers = {
+            tensor.name: number for number, tensor in enumerate((*trace.inputs, *trace.upstream))
+        }
+        self._sections = sections.Sections(trace.inputs[0].graph)
+        holdable = self._sections.all()
+        if jit:
+            holdable = holdable - self._sections.unfit_for_xla()
+        forward = holdable - self._sections.after(trace.upstream)
         weights, imports = _parts(trace.weights), _parts(trace.imports)
-        movable = forward - cut.section(trace.outputs).operations
-        self._backward = cut.section((*weights, *imports), forward, forward, movable)
+        movable = forward - self._sections.section(trace.outputs).operations
+        self._backward = self._sections.section((*weights, *imports), forward, forward, movable)
         self._forward = forward - self._backward.operations
         self._residuals = self._computed(self._backward)
-        of_imports = held & cut.section((*imports, *trace.again), self._forward).operations
-        self._of_weights = cut.section(weights, self._forward | of_imports, of_imports)
-        self._left = self._computed(self._of_weights)
-        self._sections: dict[tuple[str, bool], _Section] = {}
+        for_imports = (
+            holdable & self._sections.section((*imports, *trace.again), self._forward).operations
+        )
+        self._weights_alone = self._sections.section(
+            weights, self._forward | for_imports, for_imports
+        )
+        self._read_by_w = self._computed(self._weights_alone)
+        self._programs: dict[tuple[str, bool], _Program] = {}
 
     @property
     def num_traces(self) -> int:
         """How many programs were made so far."""
-        return len(self._sections)
+        return len(self._programs)
 
     def run(
         self,
@@ -134,7 +142,7 @@ class CutBackward:
         Args:
             name: see the module.
             arguments: inputs of the cell; then, for a backward, what comes from upstream.
-            held: what the programs before this one left.
+            held: what the cell's earlier program of the micro-batch returned in `held`.
             accumulators: for each weight, what its gradient is added to; empty: nothing.
         """
         trace = self._trace
@@ -146,33 +154,35 @@ class CutBackward:
             return FlatResults([], [], [], {})
         accumulators = accumulators if weights else ()
         key = name, bool(accumulators)
-        if key not in self._sections:
+        if key not in self._programs:
             if name in ("BK", "W"):
-                section = self._backward if name == "BK" else self._of_weights
+                section = self._backward if name == "BK" else self._weights_alone
             else:
                 available = self._forward if name == "IK" else ()
-                section = self._cut.section((*_parts(imports), *outputs, *leaves), available)
-            self._sections[key] = self._traced(name, section, (*weights, *imports), accumulators)
-        called = self._sections[key]
-        read = [arguments[place] for place in called.arguments]
+                section = self._sections.section((*_parts(imports), *outputs, *leaves), available)
+            self._programs[key] = self._traced(name, section, (*weights, *imports), accumulators)
+        called = self._programs[key]
+        read = [arguments[number] for number in called.arguments]
         results = iter(called.function(*read, *(held[name] for name in called.held), *accumulators))
         totals, gradients, forward = (
             [next(results) for _ in same] for same in (weights, imports, outputs)
         )
-        left = {tensor.name: value for tensor, value in zip(leaves, results, strict=True)}
+        held_next = {tensor.name: value for tensor, value in zip(leaves, results, strict=True)}
         if name in ("I", "IK"):
-            left = {t.name: left.get(t.name, held.get(t.name)) for t in self._left}
-        return FlatResults(forward, totals, gradients, left)
+            held_next = {t.name: held_next.get(t.name, held.get(t.name)) for t in self._read_by_w}
+        return FlatResults(forward, totals, gradients, held_next)
 
     def _leaves(self, name: str, held: Held) -> list[tf.Tensor]:
         """Return the tensors that a program computes for the next one."""
         if name in ("K", "R"):
             return list(self._residuals)
-        return [t for t in self._left if t.name not in held] if name in ("I", "IK") else []
+        return [t for t in self._read_by_w if t.name not in held] if name in ("I", "IK") else []
 
     def _computed(self, section: sections.Section) -> tuple[tf.Tensor, ...]:
         """Return what a section reads, arguments excepted."""
-        return tuple(tensor for tensor in section.reads if tensor.name not in self._places)
+        return tuple(
+            tensor for tensor in section.reads if tensor.name not in self._argument_numbers
+        )
 
     def _traced(
         self,
@@ -180,7 +190,7 @@ class CutBackward:
         section: sections.Section,
         raw: Sequence[RawGradient],
         accumulators: Sequence[tf.Tensor],
-    ) -> _Section:
+    ) -> _Program:
         """Trace a program.
 
         Args:
@@ -189,13 +199,13 @@ class CutBackward:
             raw: gradients that it returns, those with accumulators first.
             accumulators: see `run`.
         """
-        arguments = [tensor for tensor in section.reads if tensor.name in self._places]
+        arguments = [tensor for tensor in section.reads if tensor.name in self._argument_numbers]
         held = self._computed(section)
         read = [*arguments, *held]
 
         def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
             values = {tensor.name: value for tensor, value in zip(read, flat, strict=False)}
-            computed = iter(self._cut.compute(section, values))
+            computed = iter(self._sections.compute(section, values))
             gradients = [_joined(gradient, computed) for gradient in raw]
             return [*with_totals(flat[len(read) :], gradients), *computed]
 
@@ -207,9 +217,9 @@ class CutBackward:
             jit=self._jit,
         )
         self.graphs[name] = function.graph
-        return _Section(
+        return _Program(
             function,
-            tuple(self._places[tensor.name] for tensor in arguments),
+            tuple(self._argument_numbers[tensor.name] for tensor in arguments),
             tuple(tensor.name for tensor in held),
         )
 

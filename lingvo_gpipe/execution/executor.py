@@ -467,7 +467,7 @@ class ReplicaPass:
         value_gradients: micro-batch → version → for each cell that reads it, the gradients of its
             floating leaves.
         collected: (cell, micro-batch) → what its forward collected.
-        held: (cell, micro-batch) → what a call left for the cell's next one.
+        held: (cell, micro-batch) → what a call returned for the cell's next program alone.
         accumulators: for each cell and weight, the sum of its gradients so far.
     """
 
@@ -509,7 +509,7 @@ class ReplicaPass:
                 cut = self._fields_on.setdefault(device, {})
                 for version in cell.imports:
                     if version in self.fields and version not in cut:
-                        cut[version] = self._cut(version)
+                        cut[version] = self._by_micro_batch(version)
         num_devices = self.network_pass.table.num_devices
         self._first_device = self.replica * num_devices
         self._last_call: dict[int, tf.Operation] = {}
@@ -528,7 +528,8 @@ class ReplicaPass:
         for device, slot in order:
             cell = self.network_pass.cells[slot.cell]
             name = cell.program(slot.phase, slot.micro_batch)
-            if name is not None and not (name == "FB" and slot.phase != "F"):
+            is_done = name == "FB" and slot.phase == "B"  # its F slot has run both
+            if name is not None and not is_done:
                 self.issue(device, slot, functools.partial(self.compute, slot, name))
             if slot == last[slot.micro_batch]:
                 self._drop(slot.micro_batch)
@@ -539,7 +540,7 @@ class ReplicaPass:
         inputs = self.cell_inputs(*key)
         upstream = NO_UPSTREAM if name in ("F", "K", "R") else self.backward_inputs(*key)
         cell, programs = self.network_pass.cells[slot.cell], self.executor.programs[slot.cell]
-        with self._begun(slot, inputs.imports, upstream.exports):
+        with self._start_noted(slot, inputs.imports, upstream.exports):
             return programs.run(cell, name, inputs, upstream, self.held.pop(key, None))
 
     def issue(self, device: int, slot: Slot, call: Callable[[], CellResults]) -> None:
@@ -638,10 +639,11 @@ class ReplicaPass:
     def values_of(self, version: int) -> list[Nest]:
         """Return the nest of a version that the pass returns, for each micro-batch."""
         if version in self.fields:
-            return self._cut(version)
+            return self._by_micro_batch(version)
         return [self.values[m][version] for m in range(len(self.micro_batches))]
 
-    def _cut(self, version: int) -> list[Nest]:
+    def _by_micro_batch(self, version: int) -> list[Nest]:
+        """Return a field's part of each micro-batch."""
         return self.executor.split(version, self.fields[version], self.sizes)
 
     def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
@@ -661,7 +663,7 @@ class ReplicaPass:
         self.value_gradients.pop(micro_batch, None)
 
     @contextlib.contextmanager
-    def _begun(self, slot: Slot, *inputs: Nest) -> Iterator[None]:
+    def _start_noted(self, slot: Slot, *inputs: Nest) -> Iterator[None]:
         """Note the time before the call in the `with` block, once these inputs are there."""
         if self.times is None or tf.executing_eagerly():
             yield

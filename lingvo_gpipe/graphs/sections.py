@@ -101,8 +101,8 @@ class Sections:
             fetches: the tensors.
             available: names of operations whose outputs exist already; arguments always do.
             recomputable: those of them that the section computes again where this is cheap.
-            movable: those of them that nothing else needs: the section computes them, unless it
-                would read more.
+            movable: those of them that only this section needs. It computes them, too, unless it
+                would then read more.
         """
         needed: set[str] = set()
         reads: dict[str, tf.Tensor] = {}

@@ -171,7 +171,7 @@ class Loss(heads.Head):
                 x: spec of the predictions.
                 label: spec of the labels.
             """
-            kind, wanted = _keras_loss(self).made, tuple(label.shape[1:])
+            kind, wanted = _keras_loss(self).keras_object, tuple(label.shape[1:])
             rank, width = x.shape.rank, math.prod(x.shape[1:])
             names = keras.losses
             binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
@@ -192,27 +192,27 @@ class Loss(heads.Head):
             self, x: tuple[int, ...], label: tuple[int, ...], dtype: tf.DType
         ) -> dict[str, base.ValueRange]:
             """Return the range of labels that are numbers of classes; empty: they are not."""
-            made, names = _keras_loss(self), keras.losses
+            loss, names = _keras_loss(self), keras.losses
             sparse = names.SparseCategoricalCrossentropy | names.CategoricalGeneralizedCrossEntropy
             binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
             classes: int | None = None
-            if isinstance(made.made, sparse) and label in (x[:-1], (*x[:-1], 1)):
+            if isinstance(loss.keras_object, sparse) and label in (x[:-1], (*x[:-1], 1)):
                 classes = x[-1]
-            elif isinstance(made.made, binary) and dtype.is_integer:
+            elif isinstance(loss.keras_object, binary) and dtype.is_integer:
                 classes = 2
-            if classes is None or not made.is_separate:  # a class of a user may read labels its way
+            if classes is None or not loss.is_separate:  # a class of a user may read labels its way
                 return {}
-            return {self.reads[1]: base.ValueRange(classes, "", ignored=made.ignored)}
+            return {self.reads[1]: base.ValueRange(classes, "", ignored=loss.ignored)}
 
         def _values_shape(self, x: tf.TensorSpec, label: tf.TensorSpec) -> tuple[int, ...]:
             """Return the shape of the values of the loss: [B, ...]."""
-            made = _keras_loss(self)
-            traced = tf.function(lambda *both: tf.convert_to_tensor(made.function(*both)))
+            loss = _keras_loss(self)
+            traced = tf.function(lambda *both: tf.convert_to_tensor(loss.function(*both)))
             try:
                 values = traced.get_concrete_function(label, x).structured_outputs
             except Exception as error:  # whatever a loss raises
                 raise errors.LayerError(
-                    f"{base.describe(self)}: {made.name} refuses labels of shape "
+                    f"{base.describe(self)}: {loss.name} refuses labels of shape "
                     f"{list(label.shape)} with predictions of shape {list(x.shape)}: "
                     f"{str(error).strip().splitlines()[0]}"
                 ) from error
@@ -222,7 +222,7 @@ class Loss(heads.Head):
             if not rows or list(shape[axis : axis + 1]) != rows:
                 along = f" along dimension {axis}" if axis else ""
                 raise errors.LayerError(
-                    f"{base.describe(self)}: {made.name} returns {list(shape)} for "
+                    f"{base.describe(self)}: {loss.name} returns {list(shape)} for "
                     f"{sum(rows)} examples{along}, not a value for each, so micro-batches cannot "
                     "compute it. Set its axis, or use another loss"
                 )
@@ -232,13 +232,13 @@ class Loss(heads.Head):
             self, values: tuple[int, ...], *, weighted: bool
         ) -> Callable[[dict[str, Nest]], tf.Tensor]:
             """Return a function from the fields to what the sum of the values is divided by."""
-            made, dtype = _keras_loss(self), self.policy.variable
-            if made.reduction == "sum":
+            loss, dtype = _keras_loss(self), self.policy.variable
+            if loss.reduction == "sum":
                 return lambda _: tf.ones([], dtype)
-            by_weights = made.reduction == "mean_with_sample_weight" and weighted
-            if made.ignored is not None:
+            by_weights = loss.reduction == "mean_with_sample_weight" and weighted
+            if loss.ignored is not None:
                 weights = self.reads[-1] if by_weights else None
-                return functools.partial(_kept_weight, self.reads[1], made.ignored, weights, dtype)
+                return functools.partial(_kept_weight, self.reads[1], loss.ignored, weights, dtype)
             if by_weights:
                 return heads.weight_by(self.reads[-1], dtype, are_weights=True)
             axis = self.batch_dim or 0
@@ -254,16 +254,16 @@ class Loss(heads.Head):
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.variable)
         if others:
-            made = _keras_loss(self.params)
+            loss = _keras_loss(self.params)
             # Keras would compute with logits wherever it finds the softmax that x came from, which
             # depends on the cut; it does not look through an identity.
             predictions = tf.identity(x)
             label = tf.cast(others[0], x.dtype)  # Keras casts integer labels, too
-            if not made.is_separate:
+            if not loss.is_separate:
                 shapes, axis = (tuple(x.shape), tuple(label.shape)), self.params.batch_dim or 0
                 with tf.init_scope():
-                    _check_separate(base.describe(self.params), made, *shapes, axis)
-            values = tf.convert_to_tensor(made.function(label, predictions))
+                    _check_separate(base.describe(self.params), loss, *shapes, axis)
+            values = tf.convert_to_tensor(loss.function(label, predictions))
             if len(others) == 2:
                 values *= tf.reshape(tf.cast(others[1], values.dtype), tf.shape(values))
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(values))
@@ -297,8 +297,8 @@ class Classifier:
         """Return the numbers of the classes, [B] int64; -1 where the label is left out."""
         if self.is_one_hot:
             return tf.argmax(label, -1)
-        found = tf.cast(tf.reshape(label, (-1,)), tf.int64)
-        return found if self.ignored is None else tf.where(found == self.ignored, -1, found)
+        numbers = tf.cast(tf.reshape(label, (-1,)), tf.int64)
+        return numbers if self.ignored is None else tf.where(numbers == self.ignored, -1, numbers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class _KerasLoss:
         reduction: of the values.
         ignored: label that is left out, `ignore_class` of sparse cross-entropy; None: none is.
         is_separate: whether its values are known to depend on one example each.
-        made: the object of Keras; None for a function.
+        keras_object: the object of Keras; None for a function.
     """
 
     name: str
@@ -319,7 +319,7 @@ class _KerasLoss:
     reduction: str | None
     ignored: int | None
     is_separate: bool
-    made: Any = None
+    keras_object: Any = None
 
 
 def _keras_loss(params: Loss.Params) -> _KerasLoss:
@@ -329,24 +329,24 @@ def _keras_loss(params: Loss.Params) -> _KerasLoss:
         LayerError: Keras has no such loss, refuses its arguments, or these name what would run
             code; or its reduction is None.
     """
-    loss: Any = params.loss  # mypy takes no function for a key of a cache
-    named = loss if isinstance(loss, str) else ""
+    name_or_class: Any = params.loss  # mypy takes no function for a key of a cache
+    named = name_or_class if isinstance(name_or_class, str) else ""
     reason = keras_references.refusal([named, params.config])
     if reason is not None:
         raise errors.LayerError(
             f"{base.describe(params)}: no Keras loss {named} of this config, since {reason}"
         )
-    made = _made(loss, json.dumps(params.config, sort_keys=True, default=repr))
-    if made.reduction in (None, "none"):
+    loss = _loss_object(name_or_class, json.dumps(params.config, sort_keys=True, default=repr))
+    if loss.reduction in (None, "none"):
         raise errors.LayerError(
-            f"{base.describe(params)}: {made.name} has no reduction, and an update needs one "
+            f"{base.describe(params)}: {loss.name} has no reduction, and an update needs one "
             "number. Set config={'reduction': 'sum_over_batch_size'}"
         )
-    return made
+    return loss
 
 
 @functools.cache
-def _made(named: Any, config: str) -> _KerasLoss:
+def _loss_object(named: Any, config: str) -> _KerasLoss:
     kind: Any = _class_of(named) if isinstance(named, str) else named
     settings = json.loads(config)
     is_class = isinstance(kind, type) and issubclass(kind, keras.losses.Loss)
@@ -355,13 +355,20 @@ def _made(named: Any, config: str) -> _KerasLoss:
         function = functools.partial(kind, **settings)
         return _KerasLoss(kind.__name__, function, reduction, None, is_separate=False)
     try:
-        made = kind.from_config(settings)
+        keras_object = kind.from_config(settings)
     except (ValueError, TypeError) as error:
         raise errors.LayerError(f"no Keras loss {kind.__name__}({settings}): {error}") from error
-    ignored = getattr(made, "ignore_class", None)
+    ignored = getattr(keras_object, "ignore_class", None)
     is_of_keras = vars(keras.losses).get(kind.__name__) is kind
     is_separate = is_of_keras and kind is not keras.losses.Circle
-    return _KerasLoss(kind.__name__, made.call, made.reduction, ignored, is_separate, made)
+    return _KerasLoss(
+        kind.__name__,
+        keras_object.call,
+        keras_object.reduction,
+        ignored,
+        is_separate,
+        keras_object,
+    )
 
 
 def _kept_weight(
@@ -389,8 +396,8 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
     kinds = [v for v in vars(keras.losses).values() if isinstance(v, type)]
     kinds.remove(keras.losses.Loss)
     with contextlib.suppress(ValueError):
-        found = keras.losses.get(name)  # a function where the name is one, such as mse
-        name = name if isinstance(found, keras.losses.Loss) else found.__name__
+        match = keras.losses.get(name)  # a function where the name is one, such as mse
+        name = name if isinstance(match, keras.losses.Loss) else match.__name__
     joined = name.replace("_", "").lower()
     for kind in kinds:
         if kind.__name__.lower() == joined:
@@ -405,13 +412,13 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
 
 @functools.cache
 def _check_separate(
-    described: str, made: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...], axis: int
+    described: str, loss: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...], axis: int
 ) -> None:
     """Refuse a loss whose values depend on other examples, which may be in another micro-batch.
 
     Args:
         described: how messages call the layer.
-        made: the loss.
+        loss: the loss.
         x: shape of predictions.
         label: shape of labels.
         axis: their dimension that counts examples.
@@ -423,12 +430,12 @@ def _check_separate(
     dims, label_dims = ((*shape[:axis], 4, *shape[axis + 1 :]) for shape in (x, label))
     predicted = tf.constant(random.random(dims), tf.float64)
     wanted = tf.constant(random.integers(0, 2, label_dims), tf.float64)
-    whole = made.function(wanted, predicted)
+    whole = loss.function(wanted, predicted)
     parts = (tf.split(value, (1, 3), axis) for value in (wanted, predicted))
-    separate = tf.concat([made.function(*part) for part in zip(*parts, strict=True)], axis)
+    separate = tf.concat([loss.function(*part) for part in zip(*parts, strict=True)], axis)
     if not np.allclose(whole, separate, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise errors.LayerError(
-            f"{described}: the values of {made.name} for an example depend on other examples, "
+            f"{described}: the values of {loss.name} for an example depend on other examples, "
             "which may be in another micro-batch. Use a loss that compares each example with its "
             "label"
         )

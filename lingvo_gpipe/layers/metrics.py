@@ -92,18 +92,18 @@ def _metric(params: KerasMetric.Params) -> keras.Metric:
             f"{base.describe(params)}: no Keras metric {params.metric} of this config, since "
             f"{reason}"
         )
-    return _made(params.metric, json.dumps(params.config, sort_keys=True, default=repr))
+    return _metric_object(params.metric, json.dumps(params.config, sort_keys=True, default=repr))
 
 
 @functools.cache
-def _made(name: str, config: str) -> keras.Metric:
+def _metric_object(name: str, config: str) -> keras.Metric:
     try:
         with tf.init_scope():
             return keras.metrics.get({"class_name": name, "config": json.loads(config)})
     except (ValueError, TypeError) as error:
-        known = [n for n in dir(keras.metrics) if n[0].isupper()]
-        near = errors.nearest(name, known)
-        hint = f"; nearest {', '.join(near)}" if near and name not in known else ""
+        names = [n for n in dir(keras.metrics) if n[0].isupper()]
+        near = errors.nearest(name, names)
+        hint = f"; nearest {', '.join(near)}" if near and name not in names else ""
         raise errors.LayerError(
             f"no Keras metric {name}({config}){hint}. Give the name of its class and its arguments"
         ) from error
@@ -132,7 +132,7 @@ def _like(value: tf.Tensor) -> _Like:
 @functools.cache
 def _additive(name: str, config: str, x: _Like, label: _Like) -> bool:
     """Test whether an update by all examples is the sum of updates by two parts of them."""
-    metric = _made(name, config)
+    metric = _metric_object(name, config)
     random = np.random.default_rng(0)
 
     def draw(shape: tuple[int, ...], dtype: str) -> tf.Tensor:

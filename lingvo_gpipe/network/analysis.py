@@ -154,23 +154,23 @@ class Analysis(wired_layers.WiredLayers):
         """
         value_ranges.check(self._field_ranges, *parts)
 
-    def noted(self, number: int, cell: Cell) -> contextlib.AbstractContextManager[None]:
+    def errors_located(self, number: int, cell: Cell) -> contextlib.AbstractContextManager[None]:
         """Add to exceptions of the `with` block which layer they came from, in which cell."""
-        return errors.noted(f"in {base.describe(self.layers[number].params)}, cell {cell.index}")
+        return errors.located(f"in {base.describe(self.layers[number].params)}, cell {cell.index}")
 
     def check_returned(
-        self, number: int, values: Mapping[int, Nest], written: Sequence[Nest]
+        self, number: int, values: Mapping[int, Nest], outputs: Sequence[Nest]
     ) -> None:
         """Check what a layer has returned by its Meta; see `checks.returned`.
 
         Args:
             number: index of the layer.
             values: version → nest; those that the layer reads.
-            written: value of each name that it writes.
+            outputs: value of each name that it writes.
         """
         reads = [(self.specs[v], values[v]) for v in self.wiring.reads[number]]
         writes = [self.specs[v] for v in self.wiring.writes[number]]
-        checks.returned(self.layers[number].params, reads, writes, written)
+        checks.returned(self.layers[number].params, reads, writes, outputs)
 
     def asserted_values(self, fields: Mapping[str, Nest], device: str = "CPU:0") -> dict[str, Nest]:
         """Return tensors of a graph whose use fails if a label or id is out of range.

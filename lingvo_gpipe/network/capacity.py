@@ -32,7 +32,7 @@ class LayerBytes:
     Attributes:
         fixed: weights, gradients, slots and copies of weights.
         kept: tensors of its forward that are kept for its backward.
-        left: what I leaves for W, of its forward and of its own.
+        left: what slot I leaves for slot W, from the forward and from its own computation.
         widest: the most that its backward holds in addition to `kept`; for a layer without a
             gradient, the most that its recomputed forward holds.
         gradients: new gradients of its weights, which are made while the old ones exist.
@@ -70,17 +70,17 @@ class Holding:
     """The largest number of micro-batches whose tensors a cell holds at once.
 
     Attributes:
-        near: for exports of the cell directly before it, until this cell's last use.
-        far: for exports of any earlier cell.
-        inside: (forwards whose intermediate tensors exist, micro-batches of which an I left
-            something for W), at the moments that may need most. The forwards are kept ones, those
-            that an R has computed, and one that a backward recomputes.
+        from_previous: for exports of the cell directly before it, until this cell last uses them.
+        from_earlier: for exports of any earlier cell.
+        in_cell: (forwards whose intermediate tensors exist, micro-batches of which a slot I left
+            something for slot W), at the moments that may need most. The forwards are kept ones,
+            those that a slot R has computed, and one that a backward recomputes.
         share: share of the device's memory: 1, or less if cells share a device.
     """
 
-    near: int
-    far: int
-    inside: frozenset[tuple[int, int]]
+    from_previous: int
+    from_earlier: int
+    in_cell: frozenset[tuple[int, int]]
     share: float
 
 
@@ -95,7 +95,7 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     in_flight, num_kept, late = ([0] * table.num_cells for _ in range(3))
     # The largest numbers so far.
     most, latest = [1] * table.num_cells, [0] * table.num_cells
-    inside: list[set[tuple[int, int]]] = [{(1, 0)} for _ in range(table.num_cells)]
+    in_cell: list[set[tuple[int, int]]] = [{(1, 0)} for _ in range(table.num_cells)]
     for slot in table:
         k, m = slot.cell, slot.micro_batch
         is_early = m in reuses[k].early
@@ -111,7 +111,7 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
         # Cell 0 reads only fields: its I computes nothing, its W everything.
         if slot.phase in ("B", "I" if k else "W"):
             waiting = late[k] + (slot.phase == "I") if k else 0
-            inside[k].add((num_kept[k] + (not is_kept), waiting))
+            in_cell[k].add((num_kept[k] + (not is_kept), waiting))
             num_kept[k] -= is_kept
         if slot.phase == "W":
             late[k] -= 1
@@ -123,9 +123,9 @@ def holdings(table: Table, policies: Sequence[str]) -> list[Holding]:
     M = table.num_micro_batches
     return [
         Holding(
-            near=min(M, max(most[max(0, k - 1) : k], default=0) + latest[k]),
-            far=min(M, max(most[:k], default=0) + latest[k]),
-            inside=frozenset(inside[k]),
+            from_previous=min(M, max(most[max(0, k - 1) : k], default=0) + latest[k]),
+            from_earlier=min(M, max(most[:k], default=0) + latest[k]),
+            in_cell=frozenset(in_cell[k]),
             share=1 / devices.count(devices[k]),
         )
         for k in range(table.num_cells)
@@ -188,12 +188,14 @@ class Capacity:
         fixed, kept, left, widest, gradients, update, excess = self._bytes[:, start:]
         imports = np.zeros_like(fixed)
         for reader, value in self._entering[start]:
-            count = holding.near if value.producer == start - 1 else holding.far
+            count = holding.from_previous if value.producer == start - 1 else holding.from_earlier
             imports[reader - start] += value.size * (1 if value.producer < 0 else count)
         all_kept, all_left = np.cumsum(kept), np.cumsum(left)
-        inside = [forwards * all_kept + waiting * all_left for forwards, waiting in holding.inside]
+        in_cell = [
+            forwards * all_kept + waiting * all_left for forwards, waiting in holding.in_cell
+        ]
         step = np.cumsum(gradients + imports) + np.maximum.accumulate(widest)
-        step += np.max(inside, axis=0)
+        step += np.max(in_cell, axis=0)
         # Owners are balanced up to one weight.
         always = np.cumsum(fixed) + np.maximum.accumulate(excess)
         return always + np.maximum(step, np.maximum.accumulate(update))

@@ -1,7 +1,7 @@
 """A cell in one pass over the network, and the pass.
 
 The analysis makes a `Cell` for each pass. The executor, the cell programs, the plan and the
-measurements read it; none of them decides what a cell keeps, sends or differentiates.
+measurements read from it what a cell sends and differentiates, and which program a slot runs.
 """
 
 from __future__ import annotations
@@ -119,11 +119,12 @@ class Cell:
         return bool(self.imports_with_gradient if phase == "I" else self.weights)
 
     def program(self, phase: Phase, micro_batch: int) -> str | None:
-        """Return the name of the program that a slot runs; None: it computes nothing.
+        """Return the name of the program that computes a slot; None: there is nothing to compute.
 
-        F, B, I, W and R are named by their phases. FB is forward and backward as one program, K a
-        forward that also returns what its backward reads. BK and IK continue from what K or R
-        returned; B and I compute the forward again.
+        F, B, I, W and R are named by their phases. FB is forward and backward as one program: its
+        name is that of both slots, and the F slot calls it for both. K is a forward that also
+        returns what its backward reads. BK and IK continue from what K or R returned; B and I
+        compute the forward again.
         """
         if not self.computes(phase):
             return None

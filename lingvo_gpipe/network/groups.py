@@ -1,9 +1,9 @@
 """Groups of micro-batches: a mini-batch of very many runs as several, one after the other.
 
 The graph of a step has a call for each slot, so it takes longer to build the more micro-batches it
-has. Groups of as many micro-batches and examples run one graph, whose gradients continue those of
-the groups before: an update of groups is one of several mini-batches (`train.accumulate`), with the
-micro-batches of the whole one.
+has. All groups have the same shape, so one traced graph runs each in turn, adding to the gradients.
+An update of groups is one of several mini-batches (`train.accumulate`), with the micro-batches of
+the whole one.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def variables(
     layers: WiredLayers,
     indices: Collection[int],
     slot_bytes: Mapping[str, int] | None = None,
-    elsewhere: Collection[str] = (),
+    owned_by_others: Collection[str] = (),
     *,
     num_replicas: int = 1,
     accumulate: int = 1,
@@ -52,7 +52,7 @@ def variables(
         layers: layers of the network of one replica.
         indices: indices of the layers in question.
         slot_bytes: path → bytes of the variable's optimizer slots and of its average; None: none.
-        elsewhere: paths of variables that another replica owns.
+        owned_by_others: paths of variables that another replica owns.
         num_replicas: R.
         accumulate: mini-batches of an update.
     """
@@ -60,7 +60,7 @@ def variables(
     paths = dict.fromkeys(path for n in indices for path in layers.layers[n].paths.values())
     for path in paths:
         spec = layers.variables[path]
-        is_owned = layers.owner[path] in indices and path not in elsewhere
+        is_owned = layers.owner[path] in indices and path not in owned_by_others
         gradients += spec.size_bytes if spec.is_trained else 0
         copies += spec.read_bytes if not is_owned or spec.read_dtype != spec.dtype else 0
         if is_owned:
@@ -75,7 +75,7 @@ def update(
     layers: WiredLayers,
     indices: Collection[int],
     slot_bytes: Mapping[str, int],
-    elsewhere: Collection[str] = (),
+    owned_by_others: Collection[str] = (),
     *,
     on_worker: bool = False,
 ) -> int:
@@ -90,7 +90,7 @@ def update(
         layers: layers of the network.
         indices: indices of the layers in question.
         slot_bytes: see `variables`; of all trained weights.
-        elsewhere: see `variables`.
+        owned_by_others: see `variables`.
         on_worker: whether the device is a worker's.
     """
     specs = layers.variables
@@ -100,7 +100,7 @@ def update(
         new = sum(sizes) + sum(slot_bytes[path] for path in paths)
         return copies * new + max(sizes, default=0)
 
-    owned = [[p for p in layers.owned_weights(n) if p not in elsewhere] for n in indices]
+    owned = [[p for p in layers.owned_weights(n) if p not in owned_by_others] for n in indices]
     of_layers = max(map(needed, owned), default=0)
     if not on_worker:
         return of_layers
@@ -129,7 +129,7 @@ class Activations:
     Attributes:
         forward: the most that its forward holds at once.
         kept: what a backward reads of it.
-        left: what I leaves of `kept` for W; the gradients that it leaves are as large.
+        left: what slot I leaves of `kept` for slot W; the gradients that it leaves are as large.
         working: what the layer's backward holds in addition to `kept`.
     """
 
@@ -174,9 +174,9 @@ class CellBytes:
     Attributes:
         peaks: name of a program (see `Cell.program`) → peak while it runs, its results included,
             without what other programs have left for it.
-        residual: what K and R leave for the backward.
-        left_residual: what I leaves of the forward for W.
-        left_gradients: what I leaves of its own for W.
+        residual: what the programs K and R leave for the backward.
+        left_residual: tensors of the forward that slot I leaves for slot W.
+        left_gradients: tensors that slot I has computed and leaves for slot W.
         is_estimate: whether any of these is by formula.
     """
 

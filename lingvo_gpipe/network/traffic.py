@@ -232,13 +232,13 @@ class Exchange:
     def weights(self) -> Iterator[Sent]:
         """Yield the weights that an owner sends to a device of another replica."""
         for owner, other in itertools.permutations(range(self.num_replicas), 2):
-            here, there = owner * self.num_devices, other * self.num_devices
+            owner_start, other_start = owner * self.num_devices, other * self.num_devices
             for (home, reader), size in self._weights[owner].items():
-                yield Sent(here + home, there + reader, size)
+                yield Sent(owner_start + home, other_start + reader, size)
 
     def gradients(self) -> Iterator[Sent]:
         """Yield the gradients that a device sends to the owner."""
         for owner, other in itertools.permutations(range(self.num_replicas), 2):
-            here, there = owner * self.num_devices, other * self.num_devices
+            owner_start, other_start = owner * self.num_devices, other * self.num_devices
             for home, size in self._gradients[owner].items():
-                yield Sent(there + home, here + home, size)
+                yield Sent(other_start + home, owner_start + home, size)

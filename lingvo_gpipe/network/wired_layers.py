@@ -249,7 +249,7 @@ def _known_meta(
 
 def _layer_meta(layer: base.Layer.Params, inputs: Sequence[SpecNest]) -> base.Meta:
     try:
-        with errors.noted(f"in the Meta of {base.describe(layer)}"):
+        with errors.located(f"in the Meta of {base.describe(layer)}"):
             meta = layer.fprop_meta(*inputs)
     except errors.LayerError as error:
         text = str(error)

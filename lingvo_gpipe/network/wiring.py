@@ -80,9 +80,9 @@ class Wiring:
         ['g', 'h']
         """
         made_of = {v.index for v in self.versions if v.producer == FIELD and v.name in fields}
-        for read, written in zip(self.reads, self.writes, strict=True):
-            if made_of.issuperset(read):
-                made_of.update(written)
+        for inputs, outputs in zip(self.reads, self.writes, strict=True):
+            if made_of.issuperset(inputs):
+                made_of.update(outputs)
         return frozenset(made_of)
 
 
@@ -118,13 +118,13 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
     >>> wire(nodes, ["x", "label"]).reads
     ((0,), (2, 1))
     """
-    written: list[tuple[str, int]] = []  # by version: name and producer
+    versions: list[tuple[str, int]] = []  # name and producer of each
     current: dict[str, int] = {}
     consumers: list[list[int]] = []
 
     def write(name: str, producer: int) -> int:
-        current[name] = len(written)
-        written.append((name, producer))
+        current[name] = len(versions)
+        versions.append((name, producer))
         consumers.append([])
         return current[name]
 
@@ -149,15 +149,19 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
             )
         writes.append(tuple(write(name, number) for name in node.writes))
     leaving = _leaving(outputs or (nodes[-1].writes if nodes else ()), current)
-    for index, (name, producer) in enumerate(written):
+    for index, (name, producer) in enumerate(versions):
         is_read = consumers[index] or index in leaving.values()
         if producer != FIELD and not is_read and not nodes[producer].compares:
             raise errors.LayerError(_unread(name, nodes[producer], nodes[producer + 1 :]))
-    versions = tuple(
-        Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
-        for i, (name, producer) in enumerate(written)
+    return Wiring(
+        tuple(
+            Version(i, name, producer, tuple(dict.fromkeys(consumers[i])))
+            for i, (name, producer) in enumerate(versions)
+        ),
+        tuple(reads),
+        tuple(writes),
+        leaving,
     )
-    return Wiring(versions, tuple(reads), tuple(writes), leaving)
 
 
 def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:

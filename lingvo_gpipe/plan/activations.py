@@ -208,7 +208,7 @@ class _Tensors:
                 yield _Tensor(cell.device_number, start_s, end_s, size)
 
     def _left(self) -> Iterator[_Tensor]:
-        """Yield what I slots leave for W."""
+        """Yield what each slot I leaves for its slot W."""
         for slot, span in self._spans.items():
             cell, needs = self._cells[slot.cell], self._needs[slot.cell]
             if slot.phase == "I" and cell.computes("I") and cell.computes("W"):
@@ -247,7 +247,7 @@ class _Tensors:
 
 
 def _slot_bytes(cell: network.Cell, slot: Slot, needs: CellBytes) -> int:
-    """Return what a slot holds while it runs, without residuals and what I leaves for W."""
+    """Return what a slot holds while it runs, without residuals or what slot I leaves for W."""
     name = cell.program(slot.phase, slot.micro_batch)
     if name is None:
         return 0

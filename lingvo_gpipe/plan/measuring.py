@@ -58,7 +58,9 @@ class Stopwatch:
     clock: Clock = time.perf_counter
 
     def median_s(self, call: _Call, arguments: Nest, own: Nest = ()) -> float:
-        """Return the median seconds of one call; an upper bound where other load hides them.
+        """Return the median time of one call in seconds.
+
+        Where other load on the machine hides the time, it is an upper bound of it.
 
         Args:
             call: (arguments, own) → (results, own of the next call with this copy).

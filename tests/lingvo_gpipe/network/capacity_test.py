@@ -79,21 +79,24 @@ def test_need_and_reach_are_those_of_the_definition(
 def test_a_schedule_decides_what_is_held() -> None:
     def waiting(name: str) -> list[tuple[int, int]]:
         table = schedule.make(name, 3, 8)
-        return [(held.near, held.far) for held in capacity.holdings(table, ("full",) * 3)]
+        return [
+            (held.from_previous, held.from_earlier)
+            for held in capacity.holdings(table, ("full",) * 3)
+        ]
 
     assert waiting("gpipe") == [(0, 0), (8, 8), (8, 8)]
     # As many as have run forward in the cell that makes the value.
     assert waiting("1f1b") == [(0, 0), (3, 3), (2, 3)]
     kept = capacity.holdings(schedule.make("1f1b", 3, 8), ("never", "except_last", "full"))
     # While the last micro-batch is kept, the one before it is computed again.
-    assert [max(held.inside) for held in kept] == [(3, 0), (2, 0), (1, 0)]
+    assert [max(held.in_cell) for held in kept] == [(3, 0), (2, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("policy", ["full", "never", "except_last"])
 def test_a_late_gradient_of_weights_holds_what_it_reads(policy: str) -> None:
     split = "0F0,,0B0,0F1,,0B1,0F2,,0B2\n,1F0,1I0,,1F1,1I1,,1F2,1I2,1W0,1W1,1W2"
     _, held = capacity.holdings(Table.from_text(split), ("full", policy))
-    assert held.near == held.far == 3
+    assert held.from_previous == held.from_earlier == 3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_a_late_gradient_of_weights_holds_what_it_reads(policy: str) -> None:
 )
 def test_order_and_policy_decide_what_is_kept(text: str, policy: str, inside: int) -> None:
     (held,) = capacity.holdings(Table.from_text(text), (policy,))
-    assert max(held.inside) == (inside, 0)
+    assert max(held.in_cell) == (inside, 0)
 
 
 @pytest.mark.parametrize("policy", ["full", "never"])
@@ -119,7 +122,7 @@ def test_what_i_leaves_for_a_late_w_is_kept(policy: str) -> None:
     late = "0F0,0F1,0B0,0B1\n,1F0,1I0,1F1,1I1,1W0,1W1"
     early = "0F0,0F1,0B0,0B1\n,1F0,1I0,1W0,1F1,1I1,1W1"
     inside = [
-        max(capacity.holdings(Table.from_text(text), (policy,) * 2)[1].inside)
+        max(capacity.holdings(Table.from_text(text), (policy,) * 2)[1].in_cell)
         for text in (late, early)
     ]
     assert inside == [(1, 2), (1, 1)]

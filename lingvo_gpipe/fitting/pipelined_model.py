@@ -137,6 +137,22 @@ class PipelinedModel(keras.Model):
         """How the model runs: the arguments above, with what was chosen in their place."""
         return dict(self._pipelines.settings)
 
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers of the plain model."""
+        layers: list[keras.layers.Layer] = self.model.layers
+        return layers
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs of the plain model."""
+        return self.model.input
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs of the plain model."""
+        return self.model.output
+
     def get_layer(self, name: str | None = None, index: int | None = None) -> keras.layers.Layer:
         """Return a layer of the plain model."""
         return self.model.get_layer(name, index)
@@ -230,7 +246,7 @@ class PipelinedModel(keras.Model):
         fields |= _leaves("labels", y) | _leaves("weights", weights)
         run = pipelines.with_losses(fields, names, self._compile_loss, self.optimizer)
         if self.optimizer is not None and not self._has_slots:
-            variables.build(self.optimizer, [pipelines.variables[p] for p in run.pipe.weights])
+            variables.build(self.optimizer, self.model.trainable_variables)
             self._has_slots = True
         return fields, run
 
@@ -247,11 +263,10 @@ class PipelinedModel(keras.Model):
         by_path = self._pipelines.variables
         for path, value in run.pipe.merge_moments(moments).items():
             by_path[path].assign(value)
+        reached = {id(by_path[path]): gradients[path] for path in gradients if path in run.reached}
+        trained = self.model.trainable_variables  # in the order in which Keras saves their slots
         with variables.unreduced(self.optimizer):
-            self.optimizer.apply(
-                [gradients[path] if path in run.reached else None for path in gradients],
-                [by_path[path] for path in gradients],
-            )
+            self.optimizer.apply([reached.get(id(weight)) for weight in trained], trained)
         return self._measured(run, measured)
 
     def _measured(self, run: LossPipeline, measured: Measured) -> dict[str, tf.Tensor]:

@@ -97,7 +97,16 @@ class Pipelines:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
         if graph_of(self._model) is None:  # a Sequential that has not seen an input
             self._model.build(keras.tree.flatten(x)[0].shape)
-        flat = self._graph()._standardize_inputs(x)
+        graph = self._graph()
+        _check_inputs(graph, x)
+        flat = graph._standardize_inputs(x)
+        for tensor, taken in zip(flat, graph.inputs, strict=True):
+            sizes = zip(taken.shape[1:], tensor.shape[1:], strict=True)
+            if any(size not in (None, given) for size, given in sizes):
+                raise errors.InputError(
+                    f"input {taken.name!r} has shape {tuple(tensor.shape)}, but the model was made "
+                    f"for {taken.shape}"
+                )
         return dict(zip(keras.tree.flatten(self.network.inputs), flat, strict=True))
 
     def outputs(self, outputs: Mapping[str, Any], inputs: Sequence[tf.Tensor]) -> Any:
@@ -147,11 +156,11 @@ class Pipelines:
         if settings["devices"] is None:
             settings["devices"] = self._cpus()
         if optimizer is not None and not self._is_settled:
-            slots = planning.slot_bytes(optimizer, variables.trained(network.calls))
+            trained = variables.trained(network.calls)
             settings |= planning.settle(
                 self._params(losses),
                 specs(fields),
-                slots,
+                lambda: planning.slot_bytes(optimizer, trained),
                 adapts=self._adapts,
                 divides=self._is_divisible,
             )
@@ -237,6 +246,21 @@ class Pipelines:
         """Return the functional form of the model."""
         graph: Functional = graph_of(self._model)
         return graph
+
+
+def _check_inputs(graph: Functional, x: Any) -> None:
+    """Refuse a dictionary of inputs that lacks one.
+
+    Raises:
+        InputError: it does.
+    """
+    if isinstance(x, Mapping):
+        wanted = graph.input if isinstance(graph.input, Mapping) else graph.input_names
+        missing = [name for name in wanted if name not in x]
+        if missing:
+            raise errors.InputError(
+                f"the model has an input {missing[0]!r}, but the data has {', '.join(map(repr, x))}"
+            )
 
 
 def _reached(analysis: Analysis) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -27,7 +27,7 @@ _MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
 def settle(
     params: network.PipelineParams,
     fields: Mapping[str, SpecNest],
-    slots: Mapping[str, int],
+    slots: Callable[[], Mapping[str, int]],
     *,
     adapts: bool,
     divides: bool,
@@ -37,7 +37,7 @@ def settle(
     Args:
         params: of the network with its losses; `schedule` may be auto.
         fields: a mini-batch, name → nest of `tf.TensorSpec`.
-        slots: path → bytes of the variables that the optimizer keeps for a weight.
+        slots: returns path → bytes of the variables that the optimizer keeps for a weight.
         adapts: whether a step that does not fit changes so that it does. Else a `device_memory`
             that is too small is refused, and for the memory of a GPU there is a warning, because a
             plan is an estimate.
@@ -52,7 +52,7 @@ def settle(
     limit_bytes = _limit_bytes(params)
     if limit_bytes is None and params.schedule != schedule.AUTO:
         return {}
-    planner = _Planner(fields, slots, divides=divides)
+    planner = _Planner(fields, slots(), divides=divides)
     asked = params.copy()
     if limit_bytes is not None:
         asked.device_memory = f"{limit_bytes}B"
@@ -85,7 +85,10 @@ def slot_bytes(
         trained: path → weight.
     """
     sizes = dict.fromkeys(trained, 0)
-    config = optimizer.get_config()
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError:  # of a user's own learning rate schedule
+        return {path: 2 * _num_bytes(weight) for path, weight in trained.items()}
     with tf.Graph().as_default():  # in which variables use no memory
         weights = [_like(weight) for weight in trained.values()]
         paths = dict(zip(map(id, weights), trained, strict=True))
@@ -175,7 +178,12 @@ def _refusal(
             fitting = {}
         if fitting is not None:
             return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
-    return f"{what} {limit}. No number of partitions up to {most} helps"
+    examples = micro_batches.batch_size(planner.fields, asked.batch_dim, asked.unbatched)
+    return (
+        f"{what} {limit}. Neither {examples} micro-batches with recompute='full' nor up to {most} "
+        "partitions help: the largest layer alone may be too large. Make layers or mini-batches "
+        "smaller"
+    )
 
 
 def _changes(before: network.PipelineParams, after: network.PipelineParams) -> dict[str, Any]:

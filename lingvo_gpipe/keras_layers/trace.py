@@ -124,7 +124,8 @@ def _as_input(
             f"Input {list(shape)}. Reshape one of them"
         )
     wanted = tf.as_dtype(dtype)
-    if wanted.is_floating:
+    is_live = isinstance(params.config, Live) and params.config.policy == params.policy.name
+    if wanted.is_floating and not (is_live and wanted.size < value.dtype.size):
         wanted = value.dtype if value.dtype.is_floating else params.policy.compute
     if isinstance(value, tf.TensorSpec):
         return tf.TensorSpec(found, wanted)

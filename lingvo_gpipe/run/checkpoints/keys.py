@@ -1,16 +1,14 @@
 """The keys of a checkpoint: paths of variables, slots, and a few scalars.
 
-No cell, device or schedule is part of a key, so a checkpoint is restored with any of them. Slices
-are saved and read as parts of the whole variable, so their number may change, too; only slots of
-another shape than their weight have keys of each slice. A key never changes once it was written,
-because later versions must restore old checkpoints.
+No cell, device, schedule or number of slices is part of a key, so a checkpoint is restored with any
+of them: slices are saved and read as parts of the whole variable. A key never changes once it was
+written, because later versions must restore old checkpoints.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from lingvo_gpipe import network, optim, packing
 from lingvo_gpipe.layers import base, slices
@@ -27,7 +25,6 @@ BEST_VALUE = "best/value"
 """The best value of `eval.best` so far."""
 BEST_MISSES = "best/misses"
 """Evaluations since the best one."""
-_SLOT = re.compile(r"slots/(?P<path>.+?)/[^/]+(?:/(?P<spec>\d+(?: \d+)* (?:-:)*\d+,\d+(?::-)*))?")
 
 
 def variable(path: str) -> str:
@@ -47,19 +44,6 @@ def average(path: str) -> str:
 def slot(path: str, name: str) -> str:
     """Return the key of an optimizer's slot of a weight."""
     return f"slots/{path}/{name}"
-
-
-def slices_of_slots(all_keys: Iterable[str]) -> dict[str, set[str]]:
-    """Return path of a weight → the slices whose slots have keys of their own; '' is the whole.
-
-    >>> slices_of_slots(["variables/a/b", "slots/a/b/row/4 3 0,2:-", "slots/c/d/velocity"])
-    {'a/b': {'4 3 0,2:-'}, 'c/d': {''}}
-    """
-    slices_of: dict[str, set[str]] = {}
-    for key in all_keys:
-        if match := _SLOT.fullmatch(key):
-            slices_of.setdefault(match["path"], set()).add(match["spec"] or "")
-    return slices_of
 
 
 def loss_scale(name: str) -> str:
@@ -119,7 +103,7 @@ def parts(
 
     The variable `rest` of a layer `X` is `X_n/rest` in slice n. Where a slot is not of its weight's
     shape (row and column of Adafactor), the slots of that weight have keys of their own for each
-    slice, which name the part: other slices cannot be restored from them.
+    slice, which name the part; see `redividing`.
 
     Args:
         params: params of the network.
@@ -149,7 +133,7 @@ def parts(
             part_of[path] = Part.along(whole, shape, axis, first, spec.shape[axis])
             firsts[whole] = first + spec.shape[axis]
     slots = {} if updater is None else updater.slots
-    by_slice = {
+    redivided = {
         part_of[path].key
         for (path, _), value in slots.items()
         if path in part_of and tuple(value.shape) != specs[path].shape
@@ -163,7 +147,7 @@ def parts(
         if (part := part_of.get(path)) is None:
             continue
         whole_key = slot(part.key, name)
-        if part.key not in by_slice:
+        if part.key not in redivided:
             part_of_key[slot(path, name)] = dataclasses.replace(part, key=whole_key)
         elif specs[path].shape == part.shape:
             part_of_key[slot(path, name)] = Part(whole_key, tuple(value.shape))

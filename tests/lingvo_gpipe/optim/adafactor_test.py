@@ -150,3 +150,55 @@ def test_the_state_of_a_model_is_small(momentum: float) -> None:
     layers = 6 * (3 * attention + 2 * feed_forward + 5 * 2 * size)
     expected = 4 * (layers + 3 * (64_000 + size) + vectors)
     assert total == expected + (4 * 473_745_920 if momentum else 0)
+
+
+def second_moment(slots: Any) -> Any:
+    """Return the v that slots of a matrix are the means of, or hold."""
+    if "second_moment" in slots:
+        return slots["second_moment"]
+    return np.outer(slots["row"], slots["column"]) / slots["row"].mean()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("sizes", [(4, 5), (1, 8), (3, 2, 4)], ids=str)
+def test_slices_begin_with_the_second_moment_of_the_whole_matrix(
+    axis: int, sizes: tuple[int, ...]
+) -> None:
+    rule = optim.Adafactor.Params(min_factored=3).instantiate()
+    v = np.random.default_rng(1).exponential(size=(9, 6) if axis == 0 else (6, 9))
+    whole = {"row": v.mean(1), "column": v.mean(0)}
+    division = optim.Division(v.shape, axis, (9,), sizes)
+    divided = rule.redivided([whole], division)
+    assert [set(slots) for slots in divided] == [
+        {"row", "column"} if size >= 3 else {"second_moment"} for size in sizes
+    ]
+    joined = np.concatenate([second_moment(slots) for slots in divided], axis)
+    np.testing.assert_allclose(joined, second_moment(whole), rtol=1e-12)
+    (again,) = rule.redivided(divided, optim.Division(v.shape, axis, sizes, (9,)))
+    for name, value in whole.items():
+        np.testing.assert_allclose(again[name], value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_factors_of_slices_join_to_those_of_the_whole_matrix(axis: int) -> None:
+    """Means over the whole matrix follow from means over its parts, factored or not."""
+    rule = optim.Adafactor.Params(min_factored=3).instantiate()
+    v = np.random.default_rng(1).exponential(size=(9, 6) if axis == 0 else (6, 9))
+    pieces = np.split(v, [1, 6], axis)
+    slots = [
+        {"second_moment": piece}
+        if min(piece.shape) < 3
+        else {"row": piece.mean(1), "column": piece.mean(0)}
+        for piece in pieces
+    ]
+    division = optim.Division(v.shape, axis, (1, 5, 3), (9,))
+    (whole,) = rule.redivided(slots, division)
+    np.testing.assert_allclose(whole["row"], v.mean(1), rtol=1e-12)
+    np.testing.assert_allclose(whole["column"], v.mean(0), rtol=1e-12)
+
+
+def test_a_second_moment_that_is_zero_is_divided() -> None:
+    rule = optim.Adafactor.Params(min_factored=3).instantiate()
+    whole = {"row": np.zeros(6), "column": np.zeros(4)}
+    found = rule.redivided([whole], optim.Division((6, 4), 0, (6,), (5, 1)))
+    assert all(not np.any(value) for slots in found for value in slots.values())

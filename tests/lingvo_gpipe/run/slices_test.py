@@ -63,8 +63,14 @@ ADAM = {"average": optim.Average.Params(decay=0.9), "clip_norm": 0.5, "accumulat
             (UNEQUAL, THREE),
             marks=pytest.mark.reliability_full,
         ),
+        pytest.param(  # it has a scalar slot
+            {"optimizer": optimizer("Nadam")},
+            False,
+            (THREE, WHOLE),
+            marks=pytest.mark.reliability_full,
+        ),
     ],
-    ids=["adam, averages, accumulation", "three slices", "momentum"],
+    ids=["adam, averages, accumulation", "three slices", "momentum", "nadam"],
 )
 def test_a_run_goes_on_with_other_slices_as_the_whole_one(
     tmp_path: Path, train: Any, tie: bool, path: tuple[Any, ...]
@@ -148,6 +154,23 @@ def test_slices_of_a_recipe_become_others_and_none(tmp_path: Path) -> None:
     assert before.keys() == values(newest(tmp_path)).keys()
 
 
+def test_adafactor_goes_on_with_factors_of_each_slice(tmp_path: Path) -> None:
+    """Joined again, they are the row of the whole one bit for bit, its column up to rounding."""
+    rule = optim.Adafactor.Params(momentum=0.9, min_factored=3)
+
+    def params(slices: Any) -> Any:
+        return task_of(slices, optimizer=optim.Optimizer.Params(rule=rule, learning_rate=0.02))
+
+    trained(tmp_path, params(WHOLE), 2)
+    before = values(newest(tmp_path))
+    trained(tmp_path, params(UNEQUAL), 3)
+    slots = values(newest(tmp_path))
+    assert slots["slots/embedding/table/second_moment/11 8 0,1:-"].shape == (1, 8)
+    assert slots["slots/embedding/table/row/11 8 1,10:-"].shape == (10,)
+    trained(tmp_path, params(WHOLE), 4)
+    assert before.keys() == values(newest(tmp_path)).keys()
+
+
 def test_starting_from_weights_joins_and_divides_them(tmp_path: Path, source: Path) -> None:
     lines = trained(tmp_path, in_slices(THREE), 0, start=str(source / "checkpoints"))
     assert not any("missing in it" in line or "does not fit" in line for line in lines)
@@ -163,25 +186,8 @@ def test_other_params_are_refused_as_ever(source: Path) -> None:
         loop.run(params, source)
 
 
-FACTORED = {"rule": optim.Adafactor.Params(momentum=0.9, min_factored=3), "learning_rate": 0.02}
-SCALAR = {"name": "Nadam", "learning_rate": 0.02}
-
-
-@pytest.mark.parametrize(
-    ("train", "before", "after"),
-    [(FACTORED, WHOLE, UNEQUAL), (FACTORED, UNEQUAL, THREE), (SCALAR, THREE, WHOLE)],
-    ids=["factors of the whole", "factors of slices", "scalar"],
-)
-def test_slots_of_another_shape_than_the_weight_stay_with_their_slices(
-    tmp_path: Path, train: Any, before: Any, after: Any
-) -> None:
-    """The run is refused with other slices, continues with its own, and can be evaluated in any."""
-    rule = optim.Optimizer.Params(**train)
-    trained(tmp_path, task_of(before, optimizer=rule), 1)
-    with pytest.raises(
-        errors.CheckpointError,
-        match=r"ckpt-1: [\w/]+ has slots of another shape than the weight, .* the same slices",
-    ):
-        trained(tmp_path, task_of(after, optimizer=rule), 2)
-    assert "restored step=1" in trained(tmp_path, task_of(before, optimizer=rule), 2)
-    assert evaluation.run(task_of(after, optimizer=rule), tmp_path) is not None
+def test_slots_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    rule = optimizer("Adafactor")
+    trained(tmp_path, task_of(WHOLE, optimizer=rule), 0)
+    with pytest.raises(errors.ParamsError, match=r"^\w+/\w+: slot '[rc]' of \["):
+        trained(tmp_path, task_of(THREE, optimizer=rule), 1)

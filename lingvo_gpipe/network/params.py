@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 from lingvo_gpipe import errors, hyperparams, precision
 from lingvo_gpipe.layers import base, composite
 from lingvo_gpipe.layers import slices as slicing
-from lingvo_gpipe.schedule import SCHEDULES
 
 # A nest of names (`nests.NameNest`); a text may write a name without quotes.
 _Names: TypeAlias = str | tuple[Any, ...] | list[Any] | dict[str, Any]
@@ -32,8 +31,8 @@ class PipelineParams(hyperparams.Configurable.Params):
     num_partitions: int = hyperparams.field(1, "K: devices, each with `cells_per_device` cells.")
     cells_per_device: int | None = hyperparams.field(
         None,
-        "V: cells on each device. None: those of the table's text, or by the schedule's name: "
-        + ", ".join(f"{name} {named.cells_per_device}" for name, named in SCHEDULES.items()),
+        "V: cells on each device. None: those of the table's text, or 2 for interleaved, "
+        "looped_bfs, zb_v and dualpipe_v, and 1 for other names.",
     )
     num_micro_batches: int = hyperparams.field(
         1,
@@ -54,8 +53,8 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     schedule: str = hyperparams.field(
         "gpipe",
-        f"Name of a schedule ({', '.join(SCHEDULES)}), or a table as text, or @file with one; "
-        "auto: the trainer chooses, M too.",
+        "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zb_v, dualpipe_v, "
+        "optimal), or a table as text, or @file with one; auto: the trainer chooses, M too.",
     )
     recompute: str = hyperparams.field(
         "full",

@@ -1,6 +1,6 @@
 """The schedules that have a name.
 
-A new one is a function here and its line in `SCHEDULES`; flags, help texts and `auto` read that.
+A new one is a function here and its line in `SCHEDULES`; the command and `auto` read that.
 Tests then name what lacks it: their own tables, and the table, text and picture of the docs.
 
 Each is a function (num_devices K, num_micro_batches M) → `Table`, with a third argument

@@ -333,7 +333,7 @@ class _ByShape:
             devices = [leaf.backing_device for leaf in flat]
 
             def call(*flat: tf.Tensor) -> Any:
-                with variables.beside_inputs(flat, devices):
+                with variables.on_largest_input(flat, devices):
                     return self._function(run, *tf.nest.pack_sequence_as(arguments, flat))
 
             function = tf.function(call, autograph=False)

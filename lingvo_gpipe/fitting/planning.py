@@ -19,7 +19,7 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, step_plan
 
-_CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches")
+_CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches", "device_memory")
 _POLICIES = ("never", "except_last", "early", "full")  # less and less is kept
 _MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
 
@@ -66,8 +66,9 @@ def settle(
         return _changes(params, asked)
     changed = next(_fitting(asked, planner, limit_bytes), None)
     if changed is not None and adapts:
-        _warn(f"so that a step fits in {units.size(limit_bytes)}", changed)
-        return changed | {"device_memory": asked.device_memory}
+        size = units.size(limit_bytes)
+        warnings.warn(f"{_text(changed)}, so that a step fits in {size}", stacklevel=2)
+        return _changes(params, asked) | changed
     message = _refusal(asked, planner, limit_bytes, changed)
     if params.device_memory is not None:
         raise errors.PartitionError(message)
@@ -81,21 +82,18 @@ def slot_bytes(
     """Return the bytes that an optimizer keeps for each weight; none are allocated.
 
     Args:
-        optimizer: of `compile`, built or not.
+        optimizer: of `compile`, built or not. Of one that has no whole config, two slots for each
+            weight are assumed.
         trained: path → weight.
     """
     sizes = dict.fromkeys(trained, 0)
     try:
-        config = optimizer.get_config()
-    except NotImplementedError:  # of a user's own learning rate schedule
+        copy = type(optimizer).from_config(optimizer.get_config())
+    except (NotImplementedError, TypeError):  # a class of a user's own without a whole config
         return {path: 2 * _num_bytes(weight) for path, weight in trained.items()}
     with tf.Graph().as_default():  # in which variables use no memory
         weights = [_like(weight) for weight in trained.values()]
         paths = dict(zip(map(id, weights), trained, strict=True))
-        try:
-            copy = type(optimizer).from_config(config)
-        except TypeError:  # an optimizer of a user's own, whose config lacks its arguments
-            return {path: 2 * _num_bytes(weight) for path, weight in trained.items()}
         with variables.observed_slots(copy) as slots:
             copy.build(weights)
         for weight, slot in slots:
@@ -174,8 +172,6 @@ def _refusal(
     for count in range(asked.num_partitions + 1, most + 1):
         more = asked.copy().set(num_partitions=count, devices=None, cuts=None, recompute="full")
         fitting = next(_fitting(more, planner, limit_bytes), None)
-        if planner.fits(more, limit_bytes):
-            fitting = {}
         if fitting is not None:
             return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
     examples = micro_batches.batch_size(planner.fields, asked.batch_dim, asked.unbatched)
@@ -190,21 +186,12 @@ def _changes(before: network.PipelineParams, after: network.PipelineParams) -> d
     return {field: after.get(field) for field in _CHOSEN if after.get(field) != before.get(field)}
 
 
-def _warn(why: str, changed: Mapping[str, Any]) -> None:
-    warnings.warn(f"{_text(changed)}, {why}", stacklevel=3)
-
-
 def _text(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{field}={value!r}" for field, value in changed.items())
 
 
 def _like(weight: keras.Variable) -> keras.Variable:
-    return keras.Variable(
-        lambda shape, dtype: tf.zeros(shape, dtype),
-        shape=weight.shape,
-        dtype=weight.dtype,
-        name=weight.name,
-    )
+    return keras.Variable("zeros", shape=weight.shape, dtype=weight.dtype, name=weight.name)
 
 
 def _num_bytes(variable: keras.Variable) -> int:

@@ -39,14 +39,14 @@ def trained(calls: Mapping[str, keras.Operation]) -> dict[str, keras.Variable]:
     return {path: variable for path, variable in by_path(calls).items() if variable.trainable}
 
 
-def share(own: Mapping[str, keras.Variable], created: Mapping[str, packing.Variable]) -> None:
+def share(of_model: Mapping[str, keras.Variable], created: Mapping[str, packing.Variable]) -> None:
     """Let the variables of a Keras model be those of its pipeline.
 
     Args:
-        own: path → variable of the model.
+        of_model: path → variable of the model.
         created: path → variable of the pipeline.
     """
-    for path, variable in own.items():
+    for path, variable in of_model.items():
         variable._value = created[path]
 
 
@@ -65,8 +65,8 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
         return
     devices = {v.path.replace("/", "_"): v.value.device for v in trained}
     for each in _with_inner(optimizer):
-        known = each._trainable_variables
-        each._trainable_variables_indices = {each._var_key(v): n for n, v in enumerate(known)}
+        weights = each._trainable_variables
+        each._trainable_variables_indices = {each._var_key(v): n for n, v in enumerate(weights)}
         for slot in each.variables:
             owners = [path for path in devices if f"/{path}_" in f"/{slot.path}"]
             if owners:
@@ -74,7 +74,7 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
                     slot._value = tf.Variable(slot.value, name=slot.name)
 
 
-def beside_inputs(
+def on_largest_input(
     arguments: Sequence[tf.Tensor], devices: Sequence[str]
 ) -> contextlib.AbstractContextManager[None]:
     """Place what is traced in the `with` block on the device of its largest input.
@@ -85,18 +85,22 @@ def beside_inputs(
         arguments: of the function that is traced.
         devices: of each of them.
     """
-    known = {_key(argument): name for argument, name in zip(arguments, devices, strict=True)}
+    devices_by_key = {
+        _key(argument): name for argument, name in zip(arguments, devices, strict=True)
+    }
 
     def device_of(tensor: tf.Tensor) -> str:
         key = _key(tensor)
-        if key not in known and tensor.op.type == "Placeholder":  # captured a moment ago
+        if key not in devices_by_key and tensor.op.type == "Placeholder":  # captured a moment ago
             for outside, inside in tensor.graph.captures:
-                if _key(inside) not in known:
+                if _key(inside) not in devices_by_key:
                     is_nested = tf.is_symbolic_tensor(outside)  # in a branch of a condition
-                    known[_key(inside)] = device_of(outside) if is_nested else outside.device
-        if key not in known:
-            known[key] = tensor.op.device or device(tensor.op)
-        return known[key]
+                    devices_by_key[_key(inside)] = (
+                        device_of(outside) if is_nested else outside.device
+                    )
+        if key not in devices_by_key:
+            devices_by_key[key] = tensor.op.device or device(tensor.op)
+        return devices_by_key[key]
 
     def device(operation: tf.Operation) -> str:
         inputs = [t for t in operation.inputs if t.dtype == tf.resource or t.shape.rank != 0]

@@ -74,7 +74,7 @@ def test_an_update_stays_on_the_device_of_each_weight(
     assert placed > 20
 
 
-def test_the_host_gives_up_weights_at_the_first_mini_batch() -> None:
+def test_the_host_frees_the_weights_when_training_begins() -> None:
     plain = built_on_the_host()
     on_the_host = [weakref.ref(variable.value) for variable in plain.weights]
     model = PipelinedModel(plain, 3, 2, devices=_DEVICES)

@@ -75,6 +75,14 @@ def test_a_step_that_does_not_fit_is_divided_until_it_does(partitions: int) -> N
     assert model.settings["num_micro_batches"] > 1
 
 
+def test_cells_are_cut_within_the_memory_of_a_gpu_that_nobody_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "_limit_bytes", lambda _: 64 * 2**20)
+    settings = fitted(wide(), num_partitions=2, num_micro_batches=4).settings
+    assert settings["device_memory"] == f"{64 * 2**20}B"
+
+
 def test_more_partitions_are_named_where_nothing_else_helps() -> None:
     with pytest.raises(errors.PartitionError, match=r"It fits with num_partitions=[2-7]"):
         fitted(wide(), num_partitions=1, device_memory="15MiB", adapt_to_memory=True)

@@ -87,9 +87,7 @@ def refuse_code(value: Any, where: str) -> None:
     Raises:
         LayerError: naming the class or function.
     """
-    reason = keras_references.refusal(value)
-    if reason is not None:
-        raise errors.LayerError(f"{where}: no Keras layer of this config, since {reason}")
+    keras_references.check(value, f"{where}: no Keras layer")
 
 
 def from_constant(value: Any) -> Any:

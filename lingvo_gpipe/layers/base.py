@@ -475,9 +475,7 @@ def keras_initializer(name: str, config: Mapping[str, Any]) -> keras.initializer
     Raises:
         LayerError: Keras has no such initializer, or its arguments name what would run code.
     """
-    reason = keras_references.refusal([name, config])
-    if reason is not None:
-        raise errors.LayerError(f"no Keras initializer {name!r} of these arguments, since {reason}")
+    keras_references.check([name, config], f"no Keras initializer {name!r}")
     try:
         return keras.initializers.get(
             {"class_name": name, "config": dict(config)} if config else name

@@ -19,6 +19,8 @@ from typing import Any
 
 import keras
 
+from lingvo_gpipe import errors
+
 REFERENCE = "reference"
 """Key of a configuration whose value is the class itself, in place of its name."""
 
@@ -103,6 +105,22 @@ def refusal(value: Any) -> str | None:
         "regularizers, constraints, losses and metrics by class, and activations. Write the code "
         "as a class of keras.layers.Layer"
     )
+
+
+def check(value: Any, subject: str, error: type[errors.UserError] = errors.LayerError) -> None:
+    """Refuse a configuration, or a part of one, that names what would run code.
+
+    Args:
+        value: the configuration.
+        subject: what cannot be made of it, such as "no Keras loss Poisson".
+        error: class of the exception.
+
+    Raises:
+        LayerError: or `error`, naming the class or function.
+    """
+    reason = refusal(value)
+    if reason is not None:
+        raise error(f"{subject} of this config, since {reason}")
 
 
 def _foreign(value: Any) -> str | None:

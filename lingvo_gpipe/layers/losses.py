@@ -331,11 +331,8 @@ def _keras_loss(params: Loss.Params) -> _KerasLoss:
     """
     name_or_class: Any = params.loss  # mypy takes no function for a key of a cache
     named = name_or_class if isinstance(name_or_class, str) else ""
-    reason = keras_references.refusal([named, params.config])
-    if reason is not None:
-        raise errors.LayerError(
-            f"{base.describe(params)}: no Keras loss {named} of this config, since {reason}"
-        )
+    subject = f"{base.describe(params)}: no Keras loss {named}"
+    keras_references.check([named, params.config], subject)
     loss = _loss_object(name_or_class, json.dumps(params.config, sort_keys=True, default=repr))
     if loss.reduction in (None, "none"):
         raise errors.LayerError(

@@ -86,12 +86,8 @@ def _metric(params: KerasMetric.Params) -> keras.Metric:
         LayerError: Keras has no metric of that name, refuses its arguments, or these name what
             would run code.
     """
-    reason = keras_references.refusal([params.metric, params.config])
-    if reason is not None:
-        raise errors.LayerError(
-            f"{base.describe(params)}: no Keras metric {params.metric} of this config, since "
-            f"{reason}"
-        )
+    subject = f"{base.describe(params)}: no Keras metric {params.metric}"
+    keras_references.check([params.metric, params.config], subject)
     return _metric_object(params.metric, json.dumps(params.config, sort_keys=True, default=repr))
 
 
@@ -120,7 +116,7 @@ def _update(
         lambda leaf: precision.cast(leaf, dtype), (x, label, list(weights))
     )
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
-    # As in `Loss`: through an identity Keras does not find the logits of which x is the softmax.
+    # Keras would compute with the logits if it found them; see `Loss`.
     after = metric.stateless_update_state(zeros, label, tf.identity(x), *weights)
     return {f"{number:03d}": tf.convert_to_tensor(v) for number, v in enumerate(after)}
 

@@ -43,9 +43,7 @@ def make(
             f"no Keras {what} {name!r}; "
             + (f"nearest {', '.join(near)}" if near else f"there are {', '.join(sorted(classes))}")
         )
-    reason = keras_references.refusal(config)
-    if reason is not None:
-        raise errors.ParamsError(f"no Keras {what} {name} of this config, since {reason}")
+    keras_references.check(config, f"no Keras {what} {name}", errors.ParamsError)
     kind = classes[name] if mixin is None else type(name, (classes[name], mixin), {})
     try:
         return kind(**config)

@@ -2,10 +2,12 @@
 
 Who decides what is kept for a backward?
 
-- Of which micro-batches: `reuse`, here, from the table and the cells' policies.
-- The same for a cell that has a backward: `network.Cell.kept`, `fused` and `early`.
-- Which tensors of their forward: `execution.cut_backward.CutBackward`.
-- Inside a layer or a cell: `Layer.Params.recompute`, and the policy `recompute_grad`.
+- `reuse` below decides for which micro-batches something is kept. It reads the table and the cells'
+  policies.
+- `network.Cell.kept`, `fused` and `early` are its answer for one cell.
+- `execution.cut_backward.CutBackward` decides which tensors of these micro-batches are kept.
+- `Layer.Params.recompute` and the policy `recompute_grad` decide for the tensors inside a layer or
+  a cell.
 
 The analysis calls `reuse` for each pass, and everything else reads its `Cell`s; only
 `network.capacity` calls it, too, before there are cells.

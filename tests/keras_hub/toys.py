@@ -72,6 +72,16 @@ def resnet(**settings: Any) -> Any:
     )
 
 
+def pyramid(filters: list[int]) -> Any:
+    """Return a ResNet of four stages for images of any size."""
+    return resnet(
+        image_shape=(None, None, 3),
+        stackwise_num_filters=filters,
+        stackwise_num_blocks=[1, 1, 1, 1],
+        stackwise_num_strides=[1, 2, 2, 2],
+    )
+
+
 def mit(**settings: Any) -> Any:
     """Return a Mix-Transformer."""
     return make(
@@ -293,12 +303,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     "MetaCLIP2TextEncoder": lambda: {"embedding_dim": 8},
     "SigLIPTextEncoder": lambda: {"embedding_dim": 8},
     "BASNetBackbone": lambda: {
-        "image_encoder": resnet(
-            image_shape=(None, None, 3),
-            stackwise_num_filters=[64, 4, 4, 4],
-            stackwise_num_blocks=[1, 1, 1, 1],
-            stackwise_num_strides=[1, 2, 2, 2],
-        ),
+        "image_encoder": pyramid([64, 4, 4, 4]),
         "projection_filters": 64,
         "num_classes": 1,
     },
@@ -458,12 +463,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "ResNetBackbone": lambda: {"made": resnet},
     "RetinaNetBackbone": lambda: {
-        "image_encoder": resnet(
-            image_shape=(None, None, 3),
-            stackwise_num_filters=[64, 4, 6, 8],
-            stackwise_num_blocks=[1, 1, 1, 1],
-            stackwise_num_strides=[1, 2, 2, 2],
-        ),
+        "image_encoder": pyramid([64, 4, 6, 8]),
         "min_level": 3,
         "max_level": 6,
         "use_p5": False,

@@ -196,7 +196,7 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
 
 
 class Torn(Points):
-    """Points in order, of which one in a mini-batch of eight is not finite."""
+    """Points in order. One of them has a NaN: the sixth of a mini-batch of eight."""
 
     class Params(Points.Params):
         """Params of Torn."""

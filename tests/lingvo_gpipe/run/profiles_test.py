@@ -177,7 +177,7 @@ def assembled(num_replicas: int = 1) -> profiles.StepAssembler:
 
 
 def spans_of(assembler: profiles.StepAssembler, num_micro_batches: int) -> list[simulate.Span]:
-    """Return slots that take 1 s and 2 s, the first of which begins half a second after BEGUN_S."""
+    """Return forwards of 1 s and backwards of 2 s; the first begins 0.5 s after BEGUN_S."""
     analysis = assembler.analysis
     spans: list[simulate.Span] = []
     shares = replicas.shares(num_micro_batches, analysis.params.num_replicas)

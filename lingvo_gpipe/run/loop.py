@@ -338,7 +338,6 @@ class _Training:
     def _not_finite(self, batches: Batches, step: int) -> errors.UserError:
         """Return the error for an update that is not finite, with the place where it began."""
         field = self._learner.nonfinite_field(batches)
-        place = None if field else self._learner.first_nonfinite(batches, step)
         with contextlib.suppress(errors.CheckpointError):
             self.state.wait()
         whole = checkpoints.newest(self.state.checkpoints.directory)
@@ -350,7 +349,7 @@ class _Training:
                 f"the update of step {step} is not finite, because mini-batch {number} is not: its "
                 f"field {field.name!r} holds a NaN or an infinity{where}; {last}. Correct the data"
             )
-        place = place or "the update itself"
+        place = self._learner.first_nonfinite(batches, step) or "the update itself"
         if not self._params.train.finite_guard:  # by now the weights are not finite either
             place += ", or before it (train.finite_guard=True shows the place)"
         return errors.TrainingError(

@@ -40,7 +40,6 @@ from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import micro_batches, replicas
 from lingvo_gpipe.network.wiring import FIELD
-from lingvo_gpipe.optim import rows
 from lingvo_gpipe.schedule.slot import Slot
 
 
@@ -357,7 +356,7 @@ class Executor:
                 if is_owner or not replicas.sends_rows(spec, len(replica_pass.micro_batches)):
                     whole.append(of_replica[path])
                 else:
-                    parts_of_rows.append(rows.of_touched(of_replica[path]))
+                    parts_of_rows.append(_nonzero_rows(of_replica[path]))
             with tf.device(owner):
                 total = in_order(whole) if whole else tf.zeros(spec.shape, spec.dtype)
                 for numbers, values in parts_of_rows:
@@ -698,3 +697,14 @@ def read_fields(analysis: network.Analysis, fields: Mapping[str, Nest]) -> dict[
         )
         for name, version in analysis.wiring.fields.items()
     }
+
+
+def _nonzero_rows(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return numbers [N, 1] and values of the rows that are not all zero, on the tensor's device.
+
+    A row with an element that is not finite is one of them.
+    """
+    with tf.device(gradient.device):
+        axes = list(range(1, gradient.shape.rank))
+        numbers = tf.where(tf.reduce_any(tf.not_equal(gradient, 0), axis=axes))
+        return numbers, tf.gather_nd(gradient, numbers)

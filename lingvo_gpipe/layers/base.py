@@ -46,8 +46,6 @@ class VariableSpec:
             that of the layer's policy.
         gradient_rows: the most rows of it whose gradient is not zero after one micro-batch, or a
             slice's share of those of its table; None: all.
-        all_rows: whether each of its rows has a gradient in every update, as of a softmax over
-            them.
     """
 
     path: str
@@ -61,7 +59,6 @@ class VariableSpec:
     tie: str | None = None
     compute: tf.DType | None = None
     gradient_rows: int | None = None
-    all_rows: bool = False
 
     @property
     def size(self) -> int:

@@ -13,7 +13,6 @@ of shapes [...] and [..., k]. They are all that the next slice and the loss need
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -59,10 +58,7 @@ class SequenceSoftmax(heads.SoftmaxHead):
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             self._check_clip()
-            meta = self.head_meta(inputs, "vocabulary", transposed=True)
-            kernel, *bias = meta.variables
-            variables = (dataclasses.replace(kernel, all_rows=True), *bias)
-            return dataclasses.replace(meta, variables=variables)
+            return self.head_meta(inputs, "vocabulary", transposed=True)
 
         def _check_clip(self) -> None:
             if self.logit_clip is not None and self.logit_clip <= 0.0:
@@ -177,8 +173,7 @@ class SoftmaxSlice(Layer):
                 self, self.kernel_init, self.kernel_init_args, ((self.vocabulary, depth), shape)
             )
             scaled = self.copy().set(kernel_init=name, kernel_init_args=arguments)
-            kernel, *bias = dense.weights(scaled, shape, self.rows)
-            return dataclasses.replace(kernel, all_rows=True), *bias
+            return dense.weights(scaled, shape, self.rows)
 
         def compared(self) -> tuple[str, ...]:
             """Return the label."""

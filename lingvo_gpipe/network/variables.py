@@ -140,5 +140,4 @@ def _tied(spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]) -> ba
         compute=shared.dtype if spec.read_dtype == spec.dtype else shared.compute,
         trainable=shared.trainable and spec.trainable,
         training_only=shared.training_only and spec.training_only,
-        all_rows=shared.all_rows or spec.all_rows,
     )

@@ -4,7 +4,7 @@ Where gradients come from belongs to `lingvo_gpipe.execution`; "schedule" is the
 is not used here.
 
 - The rule of one weight: `rule`; those of Keras `keras_rule`, others `adafactor`, `rmsprop`
-- Its rate: `learning_rates`; rates by group and lazy tables: `optimizer`, `rows`
+- Its rate: `learning_rates`; rates by group: `optimizer`
 - The update of a network: `update`, layer by layer `layer_programs`; decay, loss scale and averages
   in `options`
 """

@@ -18,7 +18,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.optim import keras_objects
-from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, Shape, SlotSpec
 
 # Arguments of Keras optimizers that would see one weight where they mean all.
 _REFUSED_ARGUMENTS = {
@@ -37,13 +37,8 @@ _WRAPPERS = {
 }
 # Fills the weight of a template, so that a slot that begins as a copy of it is recognised.
 _UNLIKELY = -7.28125
-# Optimizers that compute each element by itself, in operations that IEEE 754 rounds exactly.
-# RMSprop and Adagrad divide by a root: TensorFlow's graph optimizer makes this a product with
-# `Rsqrt`, whose rounding depends on the position in the tensor.
-_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Nadam")
 
-_Shape = tuple[int | None, ...]
-_TemplateKey: TypeAlias = "tuple[str, _Shape, tf.DType]"
+_TemplateKey: TypeAlias = "tuple[str, Shape, tf.DType]"
 # Keras class and its arguments → slots of weights. A search for the largest network plans hundreds
 # with the same few shapes, each by a rule of its own, and Keras takes milliseconds for a template.
 _SLOTS: dict[tuple[type | None, str], dict[_TemplateKey, tuple[SlotSpec, ...]]] = {}
@@ -89,11 +84,6 @@ class KerasRule(Rule):
         keras_class: type | None = getattr(keras.optimizers, self.params.name, None)
         return keras_class
 
-    @property
-    def is_elementwise(self) -> bool:
-        """See `Rule.is_elementwise`; a clipped norm is that of the whole gradient."""
-        return self.params.name in _ELEMENTWISE and self.params.config.get("clipnorm") is None
-
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`, by a template of the same shape."""
         key = (self._significant_path(path), shape, dtype)
@@ -136,7 +126,7 @@ class KerasRule(Rule):
             mixin=_Functional,
         )
 
-    def _template(self, path: str, shape: _Shape, dtype: tf.DType) -> _Template:
+    def _template(self, path: str, shape: Shape, dtype: tf.DType) -> _Template:
         key = (self._significant_path(path), shape, dtype)
         if key not in self._templates:
             # In a graph that never runs, variables of any size use no memory.
@@ -204,19 +194,15 @@ def _rate_in(dtype: tf.DType) -> Iterator[None]:
 
 
 class _Template:
-    """A Keras optimizer built for one weight of a shape and dtype.
-
-    Its number of rows may be unknown; then every slot has the weight's shape or is a scalar.
-    """
+    """A Keras optimizer built for one weight of a shape and dtype."""
 
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
         name: str,
-        shape: _Shape,
+        shape: Shape,
         dtype: tf.DType,
     ) -> None:
-        built_shape = tuple(1 if length is None else length for length in shape)
         *scopes, last = name.split("/")
         if last == "table":  # of an embedding, which Muon finds by this word
             scopes.append("embedding")
@@ -225,7 +211,7 @@ class _Template:
                 stack.enter_context(keras.name_scope(scope))
             self.weight = keras.Variable(
                 initializer=keras.initializers.Constant(_UNLIKELY),
-                shape=built_shape,
+                shape=shape,
                 dtype=dtype.name,
                 name=last or "weight",
             )
@@ -234,10 +220,6 @@ class _Template:
         self.step = optimizer.iterations
         self.rate = optimizer._learning_rate
         self.slots = dict(self._named_slots())
-        # Keras makes no variable of an unknown number of rows, but computes with one.
-        for variable in (self.weight, *self.slots.values()):
-            if variable.shape == built_shape:
-                variable._shape = shape
 
     def _named_slots(self) -> Iterable[tuple[str, keras.Variable]]:
         """Yield (slot name, Keras variable) in the order in which Keras made them.

@@ -7,7 +7,6 @@ have equal configurations share one trace.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from tensorflow.types.experimental import PolymorphicFunction
 
-from lingvo_gpipe.optim import options, rows
+from lingvo_gpipe.optim import options
 from lingvo_gpipe.optim.rule import Rule, RuleInputs
 
 Norms: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
@@ -33,7 +32,6 @@ class WeightConfig:
         slots: name and shape of each.
         decay: coefficient of the weight decay.
         rate_factor: factor of the learning rate.
-        is_lazy: whether only rows with a gradient change.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +39,6 @@ class WeightConfig:
     slots: tuple[tuple[str, tuple[int, ...]], ...]
     decay: float
     rate_factor: float
-    is_lazy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,12 +190,11 @@ def _update_function(
             paths, configs, weights, gradients, slots, strict=True
         ):
             rate = scalars.rate if config.rate_factor == 1.0 else scalars.rate * config.rate_factor
-            inputs = RuleInputs(path, weight, gradient, old_slots, rate, scalars.step)
-            update_whole = functools.partial(_update_weight, rule, config, scalars)
-            if config.is_lazy:
-                new, changed = rows.update_touched(update_whole, inputs)
-            else:
-                new, changed = update_whole(inputs)
+            whole = _whole_gradient(config, weight, gradient, scalars.inverse)
+            if scalars.clip is not None:
+                whole *= tf.cast(scalars.clip, whole.dtype)
+            inputs = RuleInputs(path, weight, whole, old_slots, rate, scalars.step)
+            new, changed = rule.update(inputs)
             new_weights.append(choose(scalars.finite, new, weight))
             new_slots += [choose(scalars.finite, changed[n], old) for n, old in old_slots.items()]
         new_averages = [
@@ -208,16 +204,6 @@ def _update_function(
         return new_weights + new_slots + new_averages
 
     return update
-
-
-def _update_weight(
-    rule: Rule, config: WeightConfig, scalars: StepScalars, inputs: RuleInputs
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Return the new weight and slots; `inputs` has the gradient that the update received."""
-    whole = _whole_gradient(config, inputs.weight, inputs.gradient, scalars.inverse)
-    if scalars.clip is not None:
-        whole *= tf.cast(scalars.clip, whole.dtype)
-    return rule.update(dataclasses.replace(inputs, gradient=whole))
 
 
 def _whole_gradient(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,12 +34,6 @@ class Optimizer(hyperparams.Configurable):
         )
         groups: tuple[tuple[str, float], ...] = hyperparams.field(
             (), "(pattern of weight paths, factor of their rate); the first that matches counts."
-        )
-        lazy: tuple[str, ...] = hyperparams.field(
-            (),
-            "Patterns of paths of tables, for SGD, Adam, AdamW and Nadam. A row whose gradient in "
-            "an update is all zero keeps its weight and its row of each slot, and is not decayed. "
-            "Unlike dense Adam, it keeps its momentum.",
         )
 
     params: Params
@@ -83,7 +77,7 @@ class Optimizer(hyperparams.Configurable):
         """
         paths = list(paths)
         for pattern, _ in self.params.groups:
-            _matches("groups", pattern, paths)
+            _check_matches(pattern, paths)
         return {
             path: next(
                 (f for pattern, f in self.params.groups if fnmatch.fnmatchcase(path, pattern)), 1.0
@@ -91,56 +85,10 @@ class Optimizer(hyperparams.Configurable):
             for path in paths
         }
 
-    def lazy_paths(self, specs: Mapping[str, base.VariableSpec]) -> frozenset[str]:
-        """Return the weights of which an update changes only the rows that have a gradient.
 
-        Args:
-            specs: of the weights, by path.
-
-        Raises:
-            ParamsError: a pattern matches no weight, one that has no rows, or one all of whose
-                rows have a gradient in every update; or the rule needs whole weights.
-        """
-        if self.params.lazy and not self.rule.is_elementwise:
-            raise errors.ParamsError(
-                "optimizer.lazy: this optimizer does not compute each row by itself. Use SGD, "
-                "Adam, AdamW or Nadam without clipnorm, or leave out `lazy`"
-            )
-        lazy: set[str] = set()
-        for pattern in self.params.lazy:
-            for path in _matches("lazy", pattern, specs):
-                _check_table(pattern, specs[path], specs)
-                lazy.add(path)
-        return frozenset(lazy)
-
-
-def _check_table(
-    pattern: str, spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]
-) -> None:
-    where = f"optimizer.lazy: pattern {pattern!r} matches {spec.path}"
-    if len(spec.shape) < 2:
-        tables = [path for path, other in specs.items() if len(other.shape) > 1]
+def _check_matches(pattern: str, paths: Sequence[str]) -> None:
+    if not fnmatch.filter(paths, pattern):
+        nearest = errors.nearest(pattern.strip("*"), paths) or sorted(paths)[:3]
         raise errors.ParamsError(
-            f"{where} of shape {list(spec.shape)}, which has no rows; nearest "
-            f"{', '.join(_nearest(pattern, tables)) or 'none'}"
+            f"optimizer.groups: pattern {pattern!r} matches no weight; nearest {', '.join(nearest)}"
         )
-    if spec.all_rows:
-        raise errors.ParamsError(
-            f"{where}, the kernel of a softmax over its rows: all of them have a gradient in "
-            "every update, and the option would do nothing. Remove the pattern, or the tie"
-        )
-
-
-def _matches(field: str, pattern: str, paths: Iterable[str]) -> list[str]:
-    paths = list(paths)
-    matches = fnmatch.filter(paths, pattern)
-    if not matches:
-        raise errors.ParamsError(
-            f"optimizer.{field}: pattern {pattern!r} matches no weight; nearest "
-            f"{', '.join(_nearest(pattern, paths))}"
-        )
-    return matches
-
-
-def _nearest(pattern: str, paths: Iterable[str]) -> list[str]:
-    return errors.nearest(pattern.strip("*"), paths) or sorted(paths)[:3]

@@ -98,16 +98,6 @@ class Rule(hyperparams.Configurable):
     class Params(hyperparams.Configurable.Params):
         """Params of a rule."""
 
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether a new value depends on its own element, the rate and the step alone.
-
-        Its operations must also round alike in every shape. Then `Optimizer.Params.lazy` computes
-        some rows of a weight alone: `update` receives a weight, gradient and slots of fewer rows,
-        whose number is None in the static shapes.
-        """
-        return False
-
     @abc.abstractmethod
     def slots(self, path: str, shape: tuple[int, ...], dtype: tf.DType) -> tuple[SlotSpec, ...]:
         """Return the slots of the weight at `path`."""

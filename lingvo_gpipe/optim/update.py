@@ -107,7 +107,6 @@ class Updater(hyperparams.Configurable):
         self.optimizer: Optimizer = params.optimizer.instantiate()
         self._programs = LayerPrograms(self.optimizer.rule)
         factors = self.optimizer.factors(self._weights)
-        lazy = self.optimizer.lazy_paths({path: specs[path] for path in self._weights})
         slots = {
             path: self.optimizer.rule.slots(path, tuple(variable.shape), variable.dtype)
             for path, variable in variables.items()
@@ -128,7 +127,6 @@ class Updater(hyperparams.Configurable):
                 slots=tuple((slot.slot, slot.shape) for slot in slots[path]),
                 decay=getattr(params.weight_decay, specs[path].group),
                 rate_factor=factors[path],
-                is_lazy=path in lazy,
             )
             for path, variable in variables.items()
         }

@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, layers, optim, pipelining
-from lingvo_gpipe.execution import placement
+from lingvo_gpipe.execution import executor, placement
 from lingvo_gpipe.network import replicas
-from lingvo_gpipe.optim import rows
 from lingvo_gpipe.run import checkpoints, loop
 from tests.support import saved
 from tests.tiny_task import Points, tiny_task
@@ -229,7 +228,7 @@ def test_slices_of_a_table_send_the_bytes_that_the_plan_counts(
     monkeypatch: pytest.MonkeyPatch, slices: int | tuple[int, ...]
 ) -> None:
     """Of different ids, a row for each; of one, one row in the first slice."""
-    found = rows.of_touched
+    found = executor._nonzero_rows
     counted: list[int] = []
 
     def count(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -238,7 +237,7 @@ def test_slices_of_a_table_send_the_bytes_that_the_plan_counts(
         with tf.control_dependencies([tf.numpy_function(counted.append, [sizes], [])]):
             return numbers, tf.identity(values)
 
-    monkeypatch.setattr(rows, "of_touched", count)
+    monkeypatch.setattr(executor, "_nonzero_rows", count)
     pipe = table(2, 24, slices)
     different = np.concatenate([np.arange(8) * 3, np.arange(8) * 3 + 1])
     sent = []

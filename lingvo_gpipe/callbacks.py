@@ -22,7 +22,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim
@@ -81,75 +80,6 @@ class CSVLogger(Callback):
                     f"CSVLogger: file={self.file!r} is not the name of a file in the log directory"
                 )
             return keras.callbacks.CSVLogger(str(logdir / self.file), append=True)
-
-
-class RateRangeTest(Callback):
-    """Learning-rate range test: the loss at rising rates, and the rate that it suggests.
-
-        --params_override=train.optimizer.learning_rate=optim.RateRange
-        --params_override=train.callbacks=[callbacks.RateRangeTest]
-
-    The run ends when the smoothed loss is `divergence` times its lowest value, or when all rates
-    were tried. A tenth of the rate with the lowest loss is suggested.
-
-    Source: Smith 2017, Cyclical Learning Rates for Training Neural Networks, section 3.3; the
-    tenth is that of `lr_find` of fastai (Howard and Gugger 2020).
-    """
-
-    class Params(Callback.Params):
-        """Params of RateRangeTest."""
-
-        smoothing: float = hyperparams.field(
-            0.9, "Share of the earlier losses in the smoothed loss, from 0 to below 1."
-        )
-        divergence: float = hyperparams.field(
-            4.0, "The run ends at this multiple of the lowest smoothed loss."
-        )
-
-    params: Params
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the rate rises."""
-        del logs
-        rate = self.model.params.train.optimizer.learning_rate
-        if not isinstance(rate, optim.RateRange.Params):
-            raise errors.ParamsError(
-                "RateRangeTest: the rate does not rise. Set "
-                "train.optimizer.learning_rate=optim.RateRange"
-            )
-        self._num_rates = rate.steps
-        self._rates: list[float] = []
-        self._losses: list[float] = []  # smoothed
-        self._mean = 0.0
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Record the loss; ask for a stop when the test is over."""
-        del batch
-        smoothing, logs = self.params.smoothing, logs or {}
-        self._rates.append(logs["learning_rate"])
-        self._mean = smoothing * self._mean + (1 - smoothing) * logs["loss"]
-        self._losses.append(self._mean / (1 - smoothing ** len(self._rates)))
-        lowest = min(self._losses)
-        has_diverged = self._losses[-1] - lowest > (self.params.divergence - 1) * abs(lowest)
-        if has_diverged or self.model.step >= self._num_rates:
-            self.model.stop_training = True
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Report the suggestion."""
-        del logs
-        if not self._rates:
-            return
-        tried = f"learning rates from {self._rates[0]:.2g} to {self._rates[-1]:.2g}"
-        best = int(np.argmin(self._losses))
-        if best == 0:
-            self.model.report(f"{tried}: none lowered the loss. Set other rates of optim.RateRange")
-            return
-        slopes = np.gradient(self._losses, np.log(self._rates))[: best + 1]
-        steepest, lowest = self._rates[int(np.argmin(slopes))], self._rates[best]
-        self.model.report(
-            f"{tried}: the loss falls fastest at {steepest:.2g} and is lowest at {lowest:.2g}; try "
-            f"train.optimizer.learning_rate={lowest / 10:.2g}, a tenth of that"
-        )
 
 
 @dataclasses.dataclass  # without slots: callbacks set attributes of their model

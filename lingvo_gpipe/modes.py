@@ -84,16 +84,8 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
 def _evaluate(job: registry.Job) -> None:
     from lingvo_gpipe.run import evaluation, process
 
-    if job.options.follow and job.checkpoint is not None:
-        raise errors.ParamsError(
-            "--follow evaluates each new checkpoint of --logdir, --checkpoint a certain one. "
-            "Give one of the two"
-        )
     logdir = job.logdir if job.checkpoint is not None else _logdir(job)
     process.prepare_devices(job.task.model)
-    if job.options.follow:
-        evaluation.follow(job.task, _logdir(job), report=job.report, should_stop=job.should_stop)
-        return
     evaluation.run(
         job.task, logdir, which=job.checkpoint, report=job.report, should_stop=job.should_stop
     )
@@ -192,7 +184,6 @@ MODES: dict[str, registry.Mode] = {
 }
 # Options that only some modes read, and which of these modes read them.
 _MODES_OF_OPTION = {
-    "follow": ("eval",),
     "fit": ("plan",),
     "grow": ("plan",),
     "profile": ("plan", "train", "train_eval"),

@@ -64,7 +64,6 @@ class Options:
     """The trainer's flags that only some modes read.
 
     Attributes:
-        follow: evaluate each new checkpoint of a run.
         fit: bytes of a device, as text.
         grow: the field whose largest value is searched.
         profile: run the layers and plan by their measured times.
@@ -75,7 +74,6 @@ class Options:
         num_partitions: K, in place of the task's.
     """
 
-    follow: bool = False
     fit: str | None = None
     grow: str | None = None
     profile: bool = False

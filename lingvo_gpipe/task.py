@@ -54,11 +54,6 @@ class Train(optim.Updater.Params):
         "Seconds after which a mini-batch that is not read, or a step that does not end, is "
         "reported with the state of every device; 0: never.",
     )
-    end_at_stall: bool = hyperparams.field(
-        False,
-        "Ends the run at a stall, with exit code 75; its checkpoints stay. Over workers, a stall "
-        "always ends the chief, to be started again.",
-    )
     start: Start = hyperparams.field(Start(), "What is taken from another run's checkpoint.")
     callbacks: tuple[callbacks.Callback.Params, ...] = hyperparams.field(
         (), "Callbacks of the run, in this order, such as callbacks.CSVLogger."

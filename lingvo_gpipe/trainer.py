@@ -118,7 +118,6 @@ def flags() -> Flags:
         help="made: examples are made up, to rehearse a run without its data.",
     )
     flags.text("checkpoint", "Checkpoint to evaluate or export, or to start from.")
-    flags.switch("follow", "With --mode=eval: evaluates each new checkpoint of a run to its end.")
     flags.number("max_steps", "Updates to train for.")
     flags.number("save_interval_steps", "Updates between two checkpoints.")
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")

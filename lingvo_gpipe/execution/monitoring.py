@@ -298,25 +298,16 @@ class Watchdog:
         return answers[0] if answers else ["what its devices do is unknown: one does not answer"]
 
 
-def exit_at_stall(
-    folder: str, report: Callable[[str], None], *, over_workers: bool
-) -> Callable[[], None]:
-    """Return what ends the process at a stall: an operation that does not return goes on for ever.
+def exit_at_stall(folder: str, report: Callable[[str], None]) -> Callable[[], None]:
+    """Return what ends the chief at a stall: an operation that does not return goes on for ever.
 
     Args:
         folder: of the run's checkpoints.
         report: receives lines for the user.
-        over_workers: whether the cells are on workers, so that a supervisor starts the run again.
     """
 
     def end() -> None:
-        if over_workers:
-            report(f"the chief ends, to be started again from {folder}")
-        else:
-            report(
-                f"the run is ended (train.end_at_stall); the same command continues it from "
-                f"{folder}"
-            )
-        os._exit(os.EX_TEMPFAIL)  # services, and the supervisor of a chief, start it again
+        report(f"the chief ends, to be started again from {folder}")
+        os._exit(os.EX_TEMPFAIL)  # its supervisor starts it again
 
     return end

@@ -15,7 +15,6 @@ from lingvo_gpipe.optim.learning_rates import (
     InverseSquareRoot,
     KerasLearningRate,
     LearningRate,
-    RateRange,
     WarmupStaircase,
 )
 from lingvo_gpipe.optim.optimizer import Optimizer
@@ -35,7 +34,6 @@ __all__ = [
     "LossScale",
     "Optimizer",
     "RMSProp",
-    "RateRange",
     "Rule",
     "RuleInputs",
     "SlotSpec",

@@ -45,42 +45,6 @@ class KerasLearningRate(LearningRate):
         return tf.cast(self._keras_rate(step), tf.float64)
 
 
-class RateRange(LearningRate):
-    """A geometric rise from `lowest` to `highest` for `callbacks.RateRangeTest`, then `highest`.
-
-    Source: Smith 2017, Cyclical Learning Rates for Training Neural Networks, section 3.3, with
-    equal factors in place of equal steps.
-
-    >>> learning_rate = RateRange.Params(lowest=1e-4, highest=1.0, steps=5).instantiate()
-    >>> [f"{float(learning_rate.at(tf.constant(step))):.3g}" for step in (0, 1, 2, 3, 4, 9)]
-    ['0.0001', '0.001', '0.01', '0.1', '1', '1']
-    """
-
-    class Params(LearningRate.Params):
-        """Params of RateRange."""
-
-        lowest: float = hyperparams.field(1e-6, "Rate of the first update.")
-        highest: float = hyperparams.field(10.0, "Rate of the last update of the rise.")
-        steps: int = hyperparams.field(100, "Updates of the rise.")
-
-    params: Params
-
-    def __init__(self, params: RateRange.Params) -> None:
-        super().__init__(params)
-        rises = 0.0 < params.lowest < params.highest < math.inf
-        fields.check(
-            params,
-            lowest=(rises, "more than 0, and less than `highest`"),
-            steps=(params.steps >= 2, "2 or more"),
-        )
-
-    def at(self, step: tf.Tensor) -> tf.Tensor:
-        """Return the rate, a float64 scalar, of update `step` (int64 scalar, from 0)."""
-        params = self.params
-        share = tf.minimum(tf.cast(step, tf.float64) / (params.steps - 1), 1.0)
-        return params.lowest * (params.highest / params.lowest) ** share
-
-
 class InverseSquareRoot(LearningRate):
     """A linear rise, then a fall with the root: factor · d^−½ · min(s^−½, s · warmup^−1.5).
 

@@ -1,16 +1,13 @@
 """Evaluation: a network's losses and metrics over a whole split of the data.
 
-`evaluate` takes the weights that a network has, `run` those of a checkpoint, and `follow` those of
-each new checkpoint while a training runs.
+`evaluate` takes the weights that a network has, `run` those of a checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +28,6 @@ from lingvo_gpipe.run.examples import Example, Examples
 from lingvo_gpipe.task import Task, Texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_POLL_S = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -249,84 +245,6 @@ def texts_of(
 # --- evaluation of checkpoints --------------------------------------------------------------------
 
 
-class CheckpointEvaluator:
-    """A network for evaluation, which takes its weights from checkpoints.
-
-    Attributes:
-        pipe: the network.
-    """
-
-    def __init__(
-        self,
-        params: Task.Params,
-        logdir: Path | None,
-        report: Callable[[str], None] = logging.info,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Make the network; averages are used as weights if training keeps them.
-
-        Args:
-            params: params of the task, complete or not.
-            logdir: log directory of the run, into which evaluations are written; None: they are
-                not written.
-            report: receives each line that a user should read.
-            should_stop: called between mini-batches.
-        """
-        self._input: Input = params.input.instantiate()
-        params = self._params = task.complete(params, self._input)
-        self._groups = task.groups_of(params, self._input.element_spec(training=True))
-        self.pipe: pipelining.PipeliningLayer = self._groups.params.instantiate()
-        self.pipe.build(self._groups.fields)
-        check_names(self.pipe, params.eval)
-        self._source = worker_input.source_of(self._input, self.pipe.executor, report)
-        self._texts: Texts | None = None
-        self._logdir = logdir
-        self._writers: dict[Path, tensorboard.Writer] = {}
-        self._report = report
-        self._should_stop = should_stop
-
-    def evaluate(self, which: str | None) -> Evaluation | None:
-        """Restore a checkpoint, evaluate it, report and write the result.
-
-        Args:
-            which: path of a checkpoint, or of a directory of them; None: the newest of the run.
-
-        Returns:
-            The evaluation; None if it was stopped.
-
-        Raises:
-            CheckpointError: there is no checkpoint, or it does not fit.
-            TrainingError: the data is not that of the run.
-        """
-        logdir = self._logdir
-        for folder in log_directory.folders(logdir, which):
-            log_directory.check_assets(folder, self._input.assets())
-        restored = restoring.restore(
-            self.pipe.by_path, self.pipe.analysis, self._params, logdir=logdir, which=which
-        )
-        evaluated = evaluate(
-            self.pipe,
-            self._source.evaluation(self._params.eval.split),
-            step=restored.step,
-            groups=self._groups,
-            metrics=self._params.eval.metrics,
-            should_stop=self._should_stop,
-            examples=Examples(self.pipe, self._input, self._params.eval.examples),
-        )
-        if evaluated is None:
-            return None
-        self._report(evaluated.line())
-        if logdir is not None:
-            folder = folder_of(logdir, self._params)
-            if folder not in self._writers:
-                self._writers[folder] = tensorboard.Writer(folder)
-            if self._texts is None:
-                self._texts = texts_of(self._params, self.pipe, self._input, self._report)
-            shown = dataclasses.replace(evaluated, texts=dict(self._texts()))
-            tensorboard.write_evaluation(self._writers[folder], shown, self._input.class_names)
-        return evaluated
-
-
 def folder_of(logdir: Path, params: Task.Params) -> Path:
     """Return where evaluations of a run are written: `eval`, or `eval_SPLIT`.
 
@@ -355,65 +273,53 @@ def run(
     report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Evaluate one checkpoint and print the result on one line.
+    """Evaluate a checkpoint, report the result on one line and write it into the log directory.
+
+    Averages are used as weights if training keeps them.
 
     Args:
-        params: params of the task.
-        logdir: log directory of the run; None: `which` names the checkpoint.
+        params: params of the task, complete or not.
+        logdir: log directory of the run; None: `which` names the checkpoint, and nothing is
+            written.
         which: path of a checkpoint, or of a directory of them; None: the newest of the run.
-        report: receives the line.
+        report: receives each line that a user should read.
         should_stop: called between mini-batches.
 
     Returns:
         The evaluation; None if it was stopped.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it does not fit.
+        TrainingError: the data is not that of the run.
     """
     task.check(params)
     for line in synthetic.notices(params):
         report(line)
-    return CheckpointEvaluator(params, logdir, report, should_stop).evaluate(which)
-
-
-def follow(
-    params: Task.Params,
-    logdir: Path,
-    *,
-    report: Callable[[str], None] = logging.info,
-    should_stop: Callable[[], bool] = lambda: False,
-    wait: Callable[[float], None] = time.sleep,
-) -> list[Evaluation]:
-    """Evaluate each new checkpoint of a running training, until the last one was evaluated.
-
-    After each evaluation the newest checkpoint is next; those in between are skipped.
-
-    Args:
-        params: params of the task; the run is over at `train.max_steps` or when it records that.
-        logdir: log directory of the run; it need not exist yet.
-        report: receives a line per checkpoint.
-        should_stop: called between mini-batches and while waiting.
-        wait: sleeps for some seconds.
-
-    Returns:
-        All evaluations, without their vectors, matrices and examples.
-    """
-    task.check(params)
-    evaluator = CheckpointEvaluator(params, logdir, report, should_stop)
-    evaluations: list[Evaluation] = []
-    while not should_stop():
-        over = log_directory.is_over(logdir)
-        newest = checkpoints.newest(str(logdir / log_directory.CHECKPOINTS))
-        step = -1 if newest is None else checkpoints.step_of(newest)
-        if newest and (not evaluations or step > evaluations[-1].step):
-            try:
-                evaluation = evaluator.evaluate(newest)
-            except errors.CheckpointError:
-                if os.path.exists(f"{newest}.index"):
-                    raise
-                continue  # a newer one has taken its place meanwhile
-            if evaluation is None:
-                break
-            evaluations.append(dataclasses.replace(evaluation, arrays={}, examples=()))
-        elif over or step >= params.train.max_steps:
-            break
-        else:
-            wait(_POLL_S)
-    return evaluations
+    source: Input = params.input.instantiate()
+    params = task.complete(params, source)
+    groups = task.groups_of(params, source.element_spec(training=True))
+    pipe: pipelining.PipeliningLayer = groups.params.instantiate()
+    pipe.build(groups.fields)
+    check_names(pipe, params.eval)
+    for folder in log_directory.folders(logdir, which):
+        log_directory.check_assets(folder, source.assets())
+    restored = restoring.restore(pipe.by_path, pipe.analysis, params, logdir=logdir, which=which)
+    reader = worker_input.source_of(source, pipe.executor, report)
+    evaluated = evaluate(
+        pipe,
+        reader.evaluation(params.eval.split),
+        step=restored.step,
+        groups=groups,
+        metrics=params.eval.metrics,
+        should_stop=should_stop,
+        examples=Examples(pipe, source, params.eval.examples),
+    )
+    if evaluated is None:
+        return None
+    report(evaluated.line())
+    if logdir is not None:
+        texts = texts_of(params, pipe, source, report)()
+        shown = dataclasses.replace(evaluated, texts=dict(texts))
+        writer = tensorboard.Writer(folder_of(logdir, params))
+        tensorboard.write_evaluation(writer, shown, source.class_names)
+    return evaluated

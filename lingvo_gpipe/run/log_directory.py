@@ -45,7 +45,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise errors.TrainingError(
                 f"another process trains in {folder}. Wait for its end, or give another --logdir; "
-                "--mode=eval --follow evaluates beside it"
+                "--mode=eval evaluates beside it"
             ) from error
         except OSError as error:
             logging.warning("%s is not locked: its file system reports %s", folder, error.strerror)
@@ -203,11 +203,6 @@ def write_result(folder: Path, values: Mapping[str, object]) -> None:
 def remove_result(folder: Path) -> None:
     """Remove the record that the run is done."""
     (folder / _RESULT).unlink(missing_ok=True)
-
-
-def is_over(folder: Path) -> bool:
-    """Return whether the run is recorded as done; then its last checkpoint exists."""
-    return (folder / _RESULT).exists()
 
 
 def _read(path: Path) -> bytes | None:

@@ -190,11 +190,9 @@ class _Training:
         stall_after_s, report = self._params.train.stall_after_s, self._options.report
         if not stall_after_s:
             return monitoring.Watchdog(0.0, list, report)
-        over_workers = chief.current() is not None
         end = None
-        if over_workers or self._params.train.end_at_stall:
-            folder = self.state.checkpoints.directory
-            end = monitoring.exit_at_stall(folder, report, over_workers=over_workers)
+        if chief.current() is not None:
+            end = monitoring.exit_at_stall(self.state.checkpoints.directory, report)
         describe = self._pipe.executor.follow_progress().lines
         return monitoring.Watchdog(stall_after_s, describe, report, end)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import callbacks, errors, hyperparams, optim
+from lingvo_gpipe import callbacks, errors, hyperparams
 from lingvo_gpipe.run import checkpoints, log_directory, loop
 from tests.support import saved
 from tests.tiny_task import one_layer_task, stop_after, tiny_task
@@ -201,71 +201,3 @@ def test_a_run_has_what_trackers_read_of_a_model(tmp_path: Path) -> None:
     assert found["config"]["learning_rate"] == "0.02"
     assert "head" in found["summary"]
     assert found["rate"] == 0.02
-
-
-# --- learning-rate range test ---------------------------------------------------------------------
-
-
-def ranged(**fields: Any) -> Any:
-    """Return a range test of a task of one layer."""
-    params = one_layer_task(max_steps=1000)
-    params.train.optimizer.learning_rate = optim.RateRange.Params(**fields)
-    params.train.callbacks = (callbacks.RateRangeTest.Params(),)
-    return params
-
-
-def test_a_range_test_stops_and_suggests(tmp_path: Path) -> None:
-    lines: list[str] = []
-    params = ranged(lowest=1e-3, highest=1e4, steps=40)
-    result = loop.run(params, tmp_path, report=lines.append)
-    assert result.ended == "callback"
-    assert 10 < result.step < 40  # the loss has diverged
-    (line,) = [line for line in lines if line.startswith("learning rates from 0.001 to ")]
-    assert 1e-3 < float(line.split("learning_rate=")[1].split(",")[0]) < 10
-
-
-def test_a_range_test_tries_all_rates(tmp_path: Path) -> None:
-    result = loop.run(ranged(lowest=1e-9, highest=1e-8, steps=3), tmp_path)
-    assert (result.step, result.ended) == (3, "callback")
-
-
-def suggestion(rates: Any, losses: Any) -> str:
-    """Return what a range test reports of losses that are not smoothed."""
-    params = one_layer_task(max_steps=1)
-    params.train.optimizer.learning_rate = optim.RateRange.Params(steps=1000)
-    lines: list[str] = []
-    optimizer = callbacks.RunOptimizer(params.train.optimizer.instantiate(), tf.Variable(0))
-    model = callbacks.RunModel(params, Path(), lines.append, optimizer, list)
-    test = callbacks.RateRangeTest.Params(smoothing=0.0, divergence=1e9).instantiate()
-    test.set_model(model)
-    test.on_train_begin()
-    for rate, loss in zip(rates, losses, strict=True):
-        test.on_train_batch_end(0, {"learning_rate": rate, "loss": loss})
-    test.on_train_end()
-    return lines[0]
-
-
-def test_the_steepest_and_the_lowest_loss_are_found() -> None:
-    rates = np.logspace(-5, 1, 61)
-    position = np.log10(rates)
-    # Falls around 1e-2, is lowest at 1e-1, rises after it.
-    losses = 2.0 - 1.5 / (1 + np.exp(-6 * (position + 2))) + np.maximum(position + 1, 0) ** 2
-    found = suggestion(rates, losses)
-    assert "falls fastest at 0.01 and is lowest at 0.1; try" in found
-    assert "learning_rate=0.01," in found
-    assert "none lowered the loss" in suggestion([1e-3, 1e-2, 1e-1], [1.0, 2.0, 3.0])
-
-
-def test_a_rate_that_does_not_rise_is_refused(tmp_path: Path) -> None:
-    params = one_layer_task(max_steps=1)
-    params.train.callbacks = (callbacks.RateRangeTest.Params(),)
-    with pytest.raises(errors.ParamsError, match=r"the rate does not rise\. Set train.optimizer"):
-        loop.run(params, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"lowest": 0.0}, {"lowest": 20.0}, {"highest": float("inf")}, {"steps": 1}]
-)
-def test_a_range_that_does_not_rise_is_refused(fields: Any) -> None:
-    with pytest.raises(errors.ParamsError, match="RateRange"):
-        optim.RateRange.Params(**fields).instantiate()

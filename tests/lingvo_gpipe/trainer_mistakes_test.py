@@ -57,11 +57,6 @@ def run(
         ),
         (["--model=lab.Tiny", "--mode=trian"], "ParamsError: lab.Tiny has no mode 'trian'; near"),
         (["--model=lab.Tiny", "--mode=decode"], "ParamsError: lab.Tiny has no mode 'decode'"),
-        (["--model=lab.Tiny", "--follow"], "ParamsError: --follow goes with --mode=eval"),
-        (
-            ["--model=lab.Tiny", "--mode=eval", "--follow", "--checkpoint=c", "--logdir=l"],
-            "ParamsError: --follow evaluates each new checkpoint of --logdir, --checkpoint a",
-        ),
         (
             ["--model=lab.Tiny", "--fit=1GiB", "--mode=train"],
             "ParamsError: --fit goes with --mode=plan",

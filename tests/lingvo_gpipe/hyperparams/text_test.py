@@ -277,8 +277,8 @@ def test_the_name_of_a_class_means_its_params() -> None:
         "'learning_rate.peak', 'learning_rate.warmup_steps', 'learning_rate.decay', "
         "'learning_rate.decay_steps', 'learning_rate.floor'"
     )
-    assert "has no class 'optim.RateRang'; nearest 'optim.RateRange'" in message(
-        lambda: optimizer.override("learning_rate=optim.RateRang")
+    assert "has no class 'optim.WarmupStair'; nearest 'optim.WarmupStaircase'" in message(
+        lambda: optimizer.override("learning_rate=optim.WarmupStair")
     )
     assert "'callbacks': 'os.system' is not in a registered package" in message(
         lambda: train.override("callbacks=[os.system]")

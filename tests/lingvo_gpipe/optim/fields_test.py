@@ -35,8 +35,6 @@ STAIRCASE: dict[str, Any] = {"peak": 0.64, "decay": 0.9, "decay_steps": 100.0}
         (optim.InverseSquareRoot.Params(warmup_steps=0), "warmup_steps=0 | 1 or more"),
         (optim.InverseSquareRoot.Params(factor=-1.0), "factor=-1.0 | 0 or more"),
         (optim.InverseSquareRoot.Params(factor=math.nan), "factor=nan | 0 or more"),
-        (optim.RateRange.Params(lowest=2.0, highest=1.0), "lowest=2.0 | more than 0, and less"),
-        (optim.RateRange.Params(steps=1), "steps=1 | 2 or more"),
         (optim.Average.Params(decay=1.0), "decay=1.0 | 0 or more, and less than 1"),
         (optim.LossScale.Params(initial=0.5), "initial=0.5 | 1 to 1,099,511,627,776"),
         (optim.LossScale.Params(initial=2.0**41), "initial=2199023255552.0 | 1 to"),

@@ -1,8 +1,7 @@
-"""Evaluation by class, every example once; the best checkpoint of a run that is followed."""
+"""Evaluation by class, every example once; the best checkpoint of a run."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from lingvo_gpipe import errors, optim
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, tensorboard
-from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
+from tests.support import saved
+from tests.tiny_task import Points, one_layer_task, tiny_task
 
 CLASSES = ("red", "green", "blue")
 HELD_OUT = 13
@@ -73,11 +73,10 @@ def test_the_matrix_counts_every_example_once(ran: tuple[Any, Path], size: int) 
 
 def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
     params, folder = ran
-    reader = evaluation.CheckpointEvaluator(params, None)
-    found = reader.evaluate(str(folder / "checkpoints"))
+    found = evaluation.run(params, folder)
     assert found is not None
     fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
-    logits = reader.pipe.evaluate(fields, outputs=True).outputs["x"]
+    logits = saved.restored(params, folder).evaluate(fields, outputs=True).outputs["x"]
     wanted = tf.math.confusion_matrix(fields["label"], tf.argmax(logits, -1), 3)
     np.testing.assert_array_equal(found.arrays["confusion"], wanted)
 
@@ -98,11 +97,7 @@ def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> N
     params, folder = ran
     lines: list[str] = []
     assert evaluation.run(params, folder, report=lines.append, should_stop=lambda: True) is None
-    asked = itertools.count()  # the second time during the first evaluation
-    found = evaluation.follow(
-        params, folder, report=lines.append, should_stop=lambda: next(asked) > 0
-    )
-    assert (found, lines) == ([], [])
+    assert lines == []
 
 
 def test_a_vector_with_labels_is_a_curve_for_each_that_was_seen() -> None:
@@ -192,72 +187,10 @@ def test_data_are_opened_once_at_each_start(
     for start in (
         lambda: loop.run(params, tmp_path),
         lambda: evaluation.run(params, tmp_path),
-        lambda: evaluation.follow(params, tmp_path),
     ):
         opened.clear()
         start()
         assert len(opened) == 1
-
-
-# --- a run that is followed -----------------------------------------------------------------------
-
-
-def train_to(params: Any, folder: Path, step: int) -> Any:
-    params = params.copy()
-    params.train.max_steps = step
-    loop.run(params, folder)
-    return params
-
-
-def test_a_checkpoint_that_is_gone_when_it_is_read_is_passed_over(tmp_path: Path) -> None:
-    params = train_to(confused_task(keep_checkpoints=1), tmp_path, 2)
-    reader = evaluation.CheckpointEvaluator
-
-    class Slow(reader):  # type: ignore[valid-type, misc]
-        def evaluate(self, which: Any) -> Any:
-            if which.endswith("ckpt-2"):
-                train_to(params, tmp_path, 4)
-            return reader.evaluate(self, which)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "CheckpointEvaluator", Slow)
-        found = evaluation.follow(params, tmp_path, wait=lambda _: None)
-    assert [each.step for each in found] == [4]
-
-
-def test_following_ends_at_a_torn_checkpoint_or_at_once(tmp_path: Path) -> None:
-    params = train_to(confused_task(), tmp_path, 2)
-    index = tmp_path / "checkpoints" / "ckpt-2.index"
-    index.write_bytes(b"garbage" * 99)
-    assert evaluation.follow(params, tmp_path, should_stop=lambda: True) == []
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-2 is torn"):
-        evaluation.follow(params, tmp_path, wait=lambda _: None)
-
-
-def test_a_run_that_begins_later_is_followed_by_its_own_ids_alone(tmp_path: Path) -> None:
-    params = confused_task(max_steps=2)
-
-    def begin(_: float) -> None:
-        loop.run(params, tmp_path)
-        (tmp_path / "classes.txt").write_text("as the run knows them")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NamedPoints, "assets", lambda _: {"classes.txt": b"as they are here"})
-        with pytest.raises(errors.TrainingError, match=r"classes.txt is not that of the data"):
-            evaluation.follow(params, tmp_path, wait=begin)
-
-
-def test_following_keeps_no_matrix_and_writes_one_file_of_curves(tmp_path: Path) -> None:
-    params = confused_task(max_steps=6, save_interval_steps=2)
-
-    def train_on(_: float) -> None:
-        loop.run(params, tmp_path, should_stop=stop_after(2))
-
-    found = evaluation.follow(params, tmp_path, wait=train_on)
-    assert [(each.step, each.arrays) for each in found] == [(2, {}), (4, {}), (6, {})]
-    # One of each of the three runs, and one of the follower.
-    assert len(list((tmp_path / "eval").glob("events.out*"))) == 3 + 1
-    assert [event.step for event in events(tmp_path / "eval").Tensors("accuracy")] == [2, 4, 6]
 
 
 def test_evaluation_counts_every_example_once_whatever_the_batches() -> None:
@@ -300,13 +233,3 @@ def test_evaluation_uses_averages_where_training_keeps_them(tmp_path: Path) -> N
 def test_a_run_without_checkpoints_cannot_be_evaluated(tmp_path: Path) -> None:
     with pytest.raises(errors.CheckpointError, match=r"has no checkpoint\. Train first, or name"):
         evaluation.run(tiny_task(), tmp_path)
-
-
-def test_following_ends_with_a_run_that_ended_early(tmp_path: Path) -> None:
-    params = one_layer_task(max_steps=100)
-    params.train.optimizer.learning_rate = 0.0
-    params.eval.set(best="accuracy", patience=1, interval_steps=2)
-    ended = loop.run(params, tmp_path, evaluate=True)
-    assert ended.ended == "patience"
-    found = evaluation.follow(params, tmp_path)
-    assert [each.step for each in found] == [ended.step]

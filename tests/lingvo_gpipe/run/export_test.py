@@ -20,11 +20,12 @@ from lingvo_gpipe.input.serving import Serving
 from lingvo_gpipe.keras_layers.model import from_keras_model
 from lingvo_gpipe.layers import composite
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.run import checkpoints, evaluation, export, loop
+from lingvo_gpipe.run import checkpoints, export, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import amoebanet, convnet
 from tests import sliced_task
 from tests.networks import amoeba_nets
+from tests.support import saved
 
 NAMES = tuple(f"digit {n}" for n in range(10))
 
@@ -120,9 +121,8 @@ def test_the_exported_model_returns_the_probabilities_of_evaluation(
         "classes: 10 names",
     ]
     images = digits()
-    reader = evaluation.CheckpointEvaluator(params, None)
-    reader.evaluate(str(folder / "checkpoints"))
-    logits = reader.pipe.evaluate(
+    pipe = saved.restored(params, folder)
+    logits = pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
     ).outputs["x"]
     loaded = tf.saved_model.load(str(folder / "export" / "3"))
@@ -194,8 +194,8 @@ def test_variables_are_weights_and_statistics_and_nothing_of_training(
     params, folder = trained
     loaded = tf.saved_model.load(str(export.run(params, folder)))
     paths = {v.name.removesuffix(":0").replace(".", "/") for v in loaded.variables_by_path.values()}
-    reader = evaluation.CheckpointEvaluator(params, None)
-    assert paths == set(reader.pipe.by_path)
+    pipe = saved.restored(params, folder)
+    assert paths == set(pipe.by_path)
     assert not any(v.trainable for v in loaded.variables_by_path.values())
     # Averages, not the weights, which differ from them after three updates.
     newest = checkpoints.find(str(folder / "checkpoints"))[-1]
@@ -285,13 +285,12 @@ def test_an_amoeba_net_is_served_without_its_auxiliary_head(tmp_path: Path) -> N
     params.train.max_steps = 0
     loop.run(params, tmp_path)
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
-    reader = evaluation.CheckpointEvaluator(params, None)
-    reader.evaluate(str(tmp_path / "checkpoints"))
+    pipe = saved.restored(params, tmp_path)
     batch = next(iter(LargeDigits.Params(batch_size=9).instantiate().evaluation("test")))
-    logits = reader.pipe.evaluate(batch, outputs=True).outputs["classifier"]
+    logits = pipe.evaluate(batch, outputs=True).outputs["classifier"]
     told = loaded.signatures["serving_default"](image_bytes=png(digits()[:9]))["probabilities"]
     np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-4, atol=1e-6)
-    left_out = set(reader.pipe.by_path) - set(loaded.variables_by_path)
+    left_out = set(pipe.by_path) - set(loaded.variables_by_path)
     assert left_out
     assert all("/auxiliary/" in path for path in left_out)
 
@@ -314,10 +313,9 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
     loaded = tf.saved_model.load(str(folder))
     served = loaded.signatures["serving_default"]
     assert {node.device for node in nodes(served)} == {""}
-    reader = evaluation.CheckpointEvaluator(params, None)
-    reader.evaluate(str(tmp_path / "checkpoints"))
+    pipe = saved.restored(params, tmp_path)
     images = digits()
-    logits = reader.pipe.evaluate(
+    logits = pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
     ).outputs["x"]
     told = served(image_bytes=png(images))["probabilities"]
@@ -392,9 +390,8 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
     paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
     assert paths == {"aside", "early", "branch/body", "top/softmax"}
     images = digits()
-    reader = evaluation.CheckpointEvaluator(params, None)
-    reader.evaluate(str(tmp_path / "checkpoints"))
-    outputs = reader.pipe.evaluate(
+    pipe = saved.restored(params, tmp_path)
+    outputs = pipe.evaluate(
         {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
     ).outputs
     told = loaded.signatures["serving_default"](image_bytes=png(images))

@@ -180,24 +180,6 @@ def test_an_input_that_does_not_answer_is_reported(
     )
 
 
-def test_a_run_may_be_ended_at_a_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    codes: list[int] = []
-    monkeypatch.setattr("os._exit", codes.append)
-    params = with_stuck_layer(stall_after_s=0.4, end_at_stall=True)
-
-    def report(line: str) -> None:
-        lines.append(line)
-        if line.startswith("the run is ended"):
-            RELEASED.set()
-
-    loop.run(params, tmp_path, report=report)
-    assert codes[0] == os.EX_TEMPFAIL
-    assert f"continues it from {tmp_path / 'checkpoints'}" in next(
-        line for line in lines if line.startswith("the run is ended")
-    )
-
-
 def test_over_workers_a_stall_ends_the_chief_to_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

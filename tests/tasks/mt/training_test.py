@@ -25,6 +25,7 @@ from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
 from tests.support.jobs import job
+from tests.support.saved import restored
 from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -216,13 +217,12 @@ print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
     )
     assert run.returncode == 0, run.stderr
     target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
-    reader = evaluation.CheckpointEvaluator(task.complete(params), None)
-    reader.evaluate(str(folder / "checkpoints"))
+    pipe = restored(params, folder)
     settings = params.decode.search
-    decoder = incremental.Incremental(reader.pipe.analysis, settings.max_length)
+    decoder = incremental.Incremental(pipe.analysis, settings.max_length)
     wanted = search.translate(
         decoder,
-        reader.pipe.by_path,
+        pipe.by_path,
         source,
         settings,
     )

@@ -8,5 +8,5 @@ Nothing here trains; `profiling` runs layers and cells to measure them.
 - Which schedule is the fastest that fits? `auto`
 - How large may the model be? `largest`
 - What do links between hosts carry? `hosts`
-- What does this machine need for it? `profiling`, by `measuring`; `machine_memory`
+- What does this machine need for it? `profiling`, by `measuring`
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import batch_fields, memory_formulas, micro_batches, replicas, wiring
 from lingvo_gpipe.network.memory_formulas import CellBytes
-from lingvo_gpipe.plan import machine_memory, slot_times
+from lingvo_gpipe.plan import slot_times
 from lingvo_gpipe.plan.measuring import CellRunner, Clock, Stopwatch, devices_at_once
 from lingvo_gpipe.plan.slot_times import SlotTimes
 from lingvo_gpipe.schedule.recompute import Work
@@ -153,9 +154,12 @@ def _bytes(
 
 
 def _fits_host(num_bytes: int) -> bool:
-    """Return whether this many bytes are at most half of the memory, without swap, if known."""
-    memory = machine_memory.of_this_machine()
-    return memory is None or 2 * num_bytes <= memory.total_bytes - memory.swap_bytes
+    """Return whether this many bytes are at most half of the machine's memory, without swap."""
+    return 2 * num_bytes <= _memory_bytes()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _measured(

@@ -5,17 +5,14 @@ Also that of a search for the largest member of a family of models that fits a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from lingvo_gpipe import errors, network, schedule
+from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.console import units
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network.traffic import INPUT
 from lingvo_gpipe.plan import auto, describe, hosts, largest, step_plan
-from lingvo_gpipe.plan.machine_memory import MachineMemory
 from lingvo_gpipe.schedule import drawing
-from lingvo_gpipe.task import Task, groups_of
+from lingvo_gpipe.task import Task
 
 _WIDTH = 100
 _MAX_LISTED = 16  # cuts and devices in a line
@@ -288,54 +285,3 @@ def render_largest(grow: str, limit_bytes: int, members: Sequence[largest.Larges
     ]
     lines += [f"K={m.num_partitions}: {m.refusal}" for m in members if m.refusal]
     return "\n".join(lines)
-
-
-def memory_warning(
-    task: Task.Params, fields: Mapping[str, SpecNest], memory: MachineMemory | None
-) -> str | None:
-    """Return a line for the user if a step on CPUs may need more than this machine has.
-
-    All CPU devices share its memory, and the system ends a process that takes more without a
-    message.
-
-    Args:
-        task: params of the task.
-        fields: fields of its mini-batch, name → nest of `tf.TensorSpec`.
-        memory: of the machine; None: unknown, and nothing is said.
-
-    Raises:
-        DeviceError: variables and optimizer slots alone need more.
-    """
-    if memory is None:
-        return None
-    groups = groups_of(task, fields)
-    analysis = network.analyze(groups.params, groups.fields)
-    variables = sum(spec.size_bytes for spec in analysis.variables.values())
-    outputs = sum(
-        layer.meta.activation_bytes + 2 * base.spec_bytes(layer.meta.outputs)
-        for layer in analysis.layers
-    )
-    # Rough, but no step needs more: most tasks are so small that they need no plan.
-    at_most = 8 * task.model.num_replicas * variables + 2 * len(analysis.sizes) * outputs
-    if at_most <= memory.available_bytes:
-        return None
-    averages = task.train.average is not None
-    slots = step_plan.slot_bytes(analysis.variables, task.train.optimizer, averages=averages)
-    has = f"this {'control group' if memory.is_group else 'machine'} has "
-    if sum(slots.values()) + variables > memory.total_bytes:
-        raise errors.DeviceError(
-            f"{task.name or 'the model'} needs {units.size(sum(slots.values()) + variables)} for "
-            f"its variables and optimizer slots alone, and {has}{units.size(memory.total_bytes)}. "
-            "A smaller model needs less, or workers on more machines"
-        )
-    planned = step_plan.make_for(task)
-    # The first counts the heaviest replica for all, the second the peak of each device at once.
-    step = min(task.model.num_replicas * planned.together_bytes, sum(planned.device_bytes))
-    if step <= memory.available_bytes:
-        return None
-    return (
-        f"a step is planned to need {units.size(step)}, and {has}{units.size(memory.total_bytes)}, "
-        f"{units.size(memory.available_bytes)} free: if that does not suffice, the system ends the "
-        "run without a message. --mode=plan shows what needs it; a smaller model or "
-        "input.batch_size, more micro-batches or --recompute=full need less"
-    )

@@ -133,7 +133,6 @@ def run(
         params = auto.resolved(
             params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
         )
-        process.check_memory(params, source, report)
         change = log_directory.check_params(folder, params, report)
         options = _Options(evaluate, report, should_stop, note_step, profiles, callbacks)
         with contextlib.closing(_Training(params, source, folder, options)) as training:

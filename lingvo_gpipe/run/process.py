@@ -1,18 +1,14 @@
-"""Devices, threads and memory of a process that runs a network."""
+"""Devices and threads of a process that runs a network."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_gpipe import pipelining, task
+from lingvo_gpipe import pipelining
 from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.execution import placement
-from lingvo_gpipe.input import Input
-from lingvo_gpipe.plan import machine_memory
-from lingvo_gpipe.plan.report import memory_warning
 
 
 def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
@@ -36,25 +32,6 @@ def prepare_devices(model: pipelining.PipeliningLayer.Params) -> None:
         # Where TensorFlow is already running, its threads cannot be changed.
         with contextlib.suppress(RuntimeError):
             placement.prepare_threads(wanted, placement.num_cores())
-
-
-def check_memory(params: task.Task.Params, source: Input, report: Callable[[str], None]) -> None:
-    """Report that a step may not fit into the memory of this machine.
-
-    Args:
-        params: of the task.
-        source: its input.
-        report: receives the line.
-
-    Raises:
-        DeviceError: its variables alone do not fit.
-    """
-    if chief.current() is not None or not _on_logical_cpus(params.model):
-        return
-    fields, memory = source.element_spec(training=True), machine_memory.of_this_machine()
-    line = memory_warning(params, fields, memory)
-    if line is not None:
-        report(line)
 
 
 def _num_devices(model: pipelining.PipeliningLayer.Params) -> int:

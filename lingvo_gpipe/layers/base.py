@@ -24,6 +24,7 @@ from lingvo_gpipe.nests import Nest, SpecNest
 
 Initializer: TypeAlias = "Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]"
 
+Size: TypeAlias = "int | tf.Tensor"
 Theta: TypeAlias = dict[str, Any]
 """A layer's weights by name, as tensors; a child's are a `Theta` under its name."""
 
@@ -464,6 +465,13 @@ def spec_bytes(specs: SpecNest) -> int:
     for spec in nests.tensor_specs(specs):
         total += (spec.shape.num_elements() or 0) * max(spec.dtype.size, 1)
     return total
+
+
+def sizes(x: tf.Tensor) -> list[Size]:
+    """Return the sizes of x's axes: integers where they are known; a graph computes the others."""
+    if x.shape.is_fully_defined():
+        return list(x.shape)
+    return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
 def keras_initializer(name: str, config: Mapping[str, Any]) -> keras.initializers.Initializer:

@@ -120,14 +120,14 @@ class Dropout(Layer):
         x = precision.cast(inputs, self.policy.compute)
         if not ctx.training:
             return x
-        return drop(x, self.params.rate, ctx.seed)
+        return drop(x, self.params.rate, ctx)
 
 
-def drop(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
+def drop(x: tf.Tensor, rate: float, ctx: Context) -> tf.Tensor:
     """Return x with a share `rate` of its elements 0 and the others scaled up; see `Dropout`."""
     if rate == 0.0:
         return x
-    keep = tf.random.stateless_uniform(tf.shape(x), seed) >= rate
+    keep = tf.random.stateless_uniform(tf.shape(x), ctx.seed) >= rate
     return tf.where(keep, x * tf.constant(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
 
 
@@ -181,7 +181,7 @@ def project(x: tf.Tensor, kernel: tf.Tensor, *, transposed: bool = False) -> tf.
     units = kernel.shape[0] if transposed else kernel.shape[1]
     rows = tf.reshape(x, (-1, x.shape[-1])) if x.shape.rank != 2 else x
     y = tf.matmul(rows, kernel, transpose_b=transposed)
-    return y if x.shape.rank == 2 else tf.reshape(y, tf.concat([tf.shape(x)[:-1], [units]], 0))
+    return y if x.shape.rank == 2 else tf.reshape(y, [*base.sizes(x)[:-1], units])
 
 
 def weights(

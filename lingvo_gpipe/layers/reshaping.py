@@ -142,5 +142,4 @@ class Flatten(Layer):
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta, ctx
-        # The number of examples may be unknown while tracing.
-        return tf.reshape(inputs, tf.stack([tf.shape(inputs)[0], math.prod(inputs.shape[1:])]))
+        return tf.reshape(inputs, [base.sizes(inputs)[0], math.prod(inputs.shape[1:])])

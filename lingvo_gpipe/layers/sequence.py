@@ -197,7 +197,7 @@ class PositionalEncoding(Layer):
         half = depth // 2
         slowest = math.log(10_000.0)
         rates = [math.exp(-slowest * i / max(half - 1, 1)) for i in range(half)]
-        times = position[0] if position else tf.range(tf.shape(x)[1])[tf.newaxis]
+        times = position[0] if position else tf.range(base.sizes(x)[1])[tf.newaxis]
         times = tf.cast(times, policy.variable)
         angles = times[..., tf.newaxis] * tf.constant(rates, policy.variable)
         waves = tf.concat([tf.sin(angles), tf.cos(angles)], -1)
@@ -286,7 +286,7 @@ class MultiHeadAttention(composite.Composite):
         """See `Layer.fprop`."""
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         memory = others.pop(0) if self.params.cross else x
-        allowed = self._allowed(tf.shape(x)[1], tf.shape(memory)[1], others)
+        allowed = self._allowed(base.sizes(x)[1], base.sizes(memory)[1], others)
         key, value = self.remember(theta, memory, ctx)
         return self.attend(theta, x, key, value, allowed, ctx)
 
@@ -327,21 +327,20 @@ class MultiHeadAttention(composite.Composite):
             scores = tf.where(allowed, scores, tf.constant(-1e9, scores.dtype))
         weights = tf.nn.softmax(scores)
         if ctx.training:
-            weights = drop(weights, p.dropout, ctx.seed)
+            weights = drop(weights, p.dropout, ctx)
         mixed = tf.matmul(precision.cast(weights, policy.compute), value)
         wide = p.heads * mixed.shape[-1]
-        shape = tf.concat([tf.shape(x)[:2], [wide]], 0)
-        joined = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), shape)
+        joined = tf.reshape(tf.transpose(mixed, (0, 2, 1, 3)), [*base.sizes(x)[:2], wide])
         return self.child("output", theta, joined, ctx)
 
     def _heads(self, x: tf.Tensor) -> tf.Tensor:
         """[B, T, heads·head_dim] → [B, heads, T, head_dim]."""
         heads = self.params.heads
-        shape = tf.concat([tf.shape(x)[:2], [heads, x.shape[-1] // heads]], 0)
-        return tf.transpose(tf.reshape(x, shape), (0, 2, 1, 3))
+        *outer, wide = base.sizes(x)
+        return tf.transpose(tf.reshape(x, [*outer, heads, wide // heads]), (0, 2, 1, 3))
 
     def _allowed(
-        self, length: tf.Tensor, span: tf.Tensor, masks: list[tf.Tensor]
+        self, length: base.Size, span: base.Size, masks: list[tf.Tensor]
     ) -> tf.Tensor | None:
         """Return where scores [B, N, T, S] count, broadcastable; None: everywhere."""
         allowed = None

@@ -200,7 +200,7 @@ class SoftmaxSlice(Layer):
         label, *before = labels
         sums = self._sums(tf.reshape(logits, (-1, p.rows)), tf.reshape(label, (-1,)))
         sums = {
-            name: tf.reshape(value, tf.concat([tf.shape(label), value.shape[1:]], 0))
+            name: tf.reshape(value, [*base.sizes(label), *value.shape[1:]])
             for name, value in sums.items()
         }
         return added(before[0], sums) if before else sums

@@ -48,5 +48,5 @@ def compute_shares(
     """Return softmax(dropout(vector)) in the compute dtype; dropout at `rate`, in training only."""
     vector = precision.cast(vector, policy.variable)
     if ctx.training:
-        vector = drop(vector, rate, ctx.seed)
+        vector = drop(vector, rate, ctx)
     return precision.cast(tf.nn.softmax(vector), policy.compute)

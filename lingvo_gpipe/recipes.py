@@ -124,7 +124,7 @@ def _of_text(models: registry.Registry, text: str, source: str) -> Task.Params:
 
     name = written_values(text).get("name", "").strip("'")
     with contextlib.suppress(errors.UserError):  # a run that was started in Python has no recipe
-        models.model(name)  # the recipe's module imports the packages whose layers the text names
+        models.find(name)  # the recipe's module imports the packages whose layers the text names
     try:
         params = hyperparams.from_text(text)
     except errors.ParamsError as error:

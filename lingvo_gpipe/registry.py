@@ -187,11 +187,11 @@ class Registry:
                     _check_once(name, package_of.setdefault(name, package), package)
         return sorted(fnmatch.filter(package_of, pattern))
 
-    def model(self, name: str) -> type[Model]:
-        """Return the class of the model `name`; imports its module alone.
+    def find(self, name: str) -> type[Model] | None:
+        """Return the class of the model `name`, or None; imports its module alone.
 
         Raises:
-            ParamsError: it is unknown, known twice, or its module cannot be imported.
+            ParamsError: it is known twice, or its module cannot be imported.
         """
         place = name.rpartition(".")[0]
         match: tuple[type[Model], str] | None = None
@@ -207,14 +207,25 @@ class Registry:
                 match = match or (models[name], package)
                 _check_once(name, match[1], package)
         if match is None:
-            names = self.names()
-            text = f"no model {name!r}{_near(name, names)}. --list_models shows all {len(names)}"
-            broken = [f"\n    {where}: {why}" for where, why in self.broken.items()]
-            if broken:
-                text += ". Not looked into, since it cannot be imported:" + "".join(broken)
-            raise errors.ParamsError(text)
+            return None
         _let_texts_name_imports(sys.modules[match[0].__module__])
         return match[0]
+
+    def model(self, name: str) -> type[Model]:
+        """Return the class of the model `name`.
+
+        Raises:
+            ParamsError: it is unknown, known twice, or its module cannot be imported.
+        """
+        kind = self.find(name)
+        if kind is not None:
+            return kind
+        names = self.names()
+        text = f"no model {name!r}{_near(name, names)}. --list_models shows all {len(names)}"
+        broken = [f"\n    {where}: {why}" for where, why in self.broken.items()]
+        if broken:
+            text += ". Not looked into, since it cannot be imported:" + "".join(broken)
+        raise errors.ParamsError(text)
 
     def _models_of(self, package: str, module: str) -> dict[str, type[Model]]:
         """Return name → class of the models that a module defines; none if it is broken."""

@@ -89,6 +89,13 @@ def test_asking_for_one_model_imports_no_other_file(package: Writer) -> None:
     assert f"{name}.slow" not in sys.modules
 
 
+def test_looking_for_a_name_of_no_recipe_imports_no_file(package: Writer) -> None:
+    """A run that was started in Python has the name of its task, which is that of no recipe."""
+    name = package({"__init__.py": "", "good.py": MODEL.format(name="Good")})
+    assert registry.Registry([name]).find("my task") is None
+    assert f"{name}.good" not in sys.modules
+
+
 def test_a_broken_file_hides_no_other_and_is_reported_when_asked_for(package: Writer) -> None:
     name = package(
         {

@@ -140,7 +140,6 @@ class Task(hyperparams.Configurable):
 _FIXED = (
     "class",
     "model.class",
-    "model.batch_dim",
     "model.dtype",
     "model.frozen",
     "model.inputs",

@@ -253,11 +253,8 @@ class Executor:
             parts: parts of the mini-batch.
             sizes: for each of these replicas, how many examples each of its micro-batches holds.
         """
-        params = self._params
         expected = [sum(of_replica) for of_replica in sizes]
-        examples = [
-            micro_batches.batch_size(part, params.batch_dim, params.unbatched) for part in parts
-        ]
+        examples = [micro_batches.batch_size(part, self._params.unbatched) for part in parts]
         if len(parts) > 1 and examples != expected:
             raise errors.InputError(
                 f"the parts of the mini-batch have {examples} examples, but those of the "
@@ -281,7 +278,7 @@ class Executor:
         """Cut a field into consecutive examples; one without a batch dimension stays whole."""
         if self.analysis.wiring.versions[version].name in self._params.unbatched:
             return [value] * len(sizes)
-        return micro_batches.split(value, sizes, self._params.batch_dim)
+        return micro_batches.split(value, sizes)
 
     def _result(
         self,
@@ -323,7 +320,7 @@ class Executor:
         Raises:
             LayerError: an output has no batch dimension along which it can be merged.
         """
-        analysis, batch_dim = self.analysis, self._params.batch_dim
+        analysis = self.analysis
         whole = analysis.wiring.made_of(self._params.unbatched)
         merged = {}
         leaving = passes[0].network_pass.mode.leaving
@@ -335,9 +332,9 @@ class Executor:
                 merged[name] = values[0]
                 continue
             if len(values) > 1:
-                micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes), batch_dim)
+                micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes))
             with tf.device(self.device_of_version(v)):
-                merged[name] = micro_batches.merge(values, batch_dim)
+                merged[name] = micro_batches.merge(values)
         return merged
 
     def _gradients(self, passes: Sequence[ReplicaPass]) -> dict[str, tf.Tensor]:

@@ -13,18 +13,18 @@ reason (`function`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import hyperparams
 from lingvo_gpipe.keras_layers import trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.keras_layers.trace import READ
-from lingvo_gpipe.layers import base, heads, normalization
+from lingvo_gpipe.layers import heads, normalization
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta, ValueRange
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -87,7 +87,6 @@ class KerasLayer(Layer):
         def _meta(self, *inputs: SpecNest) -> Meta:
             traced = trace.trace(self, inputs)
             declared = traced.function.variables
-            _check_batch_dim(self, inputs, traced.losses)
             live: dict[str, keras.Variable] = {}
             if isinstance(self.config, Live):
                 live = variables.find(self.config.operation).weights
@@ -134,7 +133,7 @@ class KerasLayer(Layer):
             trace.CallSettings(weights, ctx.fold, ctx.training, is_frozen),
         )
         for kind in traced.losses:
-            examples = tf.shape(tf.nest.flatten(values)[0])[params.batch_dim or 0]
+            examples = tf.shape(tf.nest.flatten(values)[0])[0]
             losses = trace.losses(params, function, called, weights)[kind]
             dtype = self.policy.variable
             total = tf.add_n([tf.cast(loss, dtype) for loss in losses] or [tf.zeros([], dtype)])
@@ -284,36 +283,8 @@ def _loss_spec(params: KerasLayer.Params, kind: str, *, is_sum: bool) -> LossSpe
     name, dtype = f"{_loss_stem(params)}/{kind}", params.policy.variable
     if is_sum:
         return LossSpec(name, 1.0, lambda _: tf.ones([], dtype), of_batch=True)
-    weight = heads.weight_by(params.examples, dtype, examples=params.batch_dim or 0)
+    weight = heads.weight_by(params.examples, dtype, examples=True)
     return LossSpec(name, 1.0, weight)
-
-
-def _check_batch_dim(
-    params: KerasLayer.Params, inputs: Sequence[SpecNest], kinds: Collection[str]
-) -> None:
-    """Check that the examples of a layer's losses are counted along `batch_dim`.
-
-    Args:
-        params: params of the layer.
-        inputs: specs of its inputs.
-        kinds: kinds of its losses.
-
-    Raises:
-        LayerError: they are not.
-    """
-    axis = params.batch_dim or 0
-    shape = tf.nest.flatten(list(inputs))[0].shape
-    if axis and trace.ACTIVITY in kinds:
-        raise errors.LayerError(
-            f"{base.describe(params)}: batch_dim={axis}, but its losses of activity are means over "
-            "dimension 0, as Keras computes them. Use layers.AuxiliaryLoss in their place"
-        )
-    if kinds and shape.rank <= axis:
-        raise errors.LayerError(
-            f"{base.describe(params)}: it has losses, but its first input, of shape "
-            f"{shape.as_list()}, has no dimension {axis} that counts the examples. Set its field "
-            "batch_dim"
-        )
 
 
 def _value_at(nest: Mapping[str, Nest], path: str) -> tf.Tensor:

@@ -202,9 +202,6 @@ class Layer(tf.Module, hyperparams.Configurable):
             "Precision policy (float32, float64, mixed_bfloat16, mixed_float16); None: that of "
             "the network.",
         )
-        batch_dim: int | None = hyperparams.field(
-            None, "The dimension that counts examples; None: that of the network."
-        )
         trainable: bool = hyperparams.field(True, "False freezes its weights and statistics.")
         training_only: bool = hyperparams.field(
             False, "Inference does not use it (an auxiliary head): its weights are counted apart."

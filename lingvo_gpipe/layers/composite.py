@@ -278,8 +278,6 @@ def _inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
     copy = child.copy()
     if copy.dtype is None:
         copy.dtype = parent.dtype
-    if copy.batch_dim is None:
-        copy.batch_dim = parent.batch_dim
     if not parent.trainable:
         copy.trainable = False
     return copy

@@ -119,7 +119,7 @@ def check_labels(params: Layer.Params, rows: tuple[int, ...], labels: Sequence[S
 
 
 def weight_by(
-    name: str, dtype: tf.DType, *, are_weights: bool = False, examples: int | None = None
+    name: str, dtype: tf.DType, *, are_weights: bool = False, examples: bool = False
 ) -> Callable[[dict[str, Nest]], tf.Tensor]:
     """Return the weight of a loss as a function of the mini-batch's fields.
 
@@ -127,7 +127,7 @@ def weight_by(
         name: name of the field; empty: the first field.
         dtype: dtype of the weight.
         are_weights: the field's elements are weights, which are summed; else they are counted.
-        examples: count along this axis alone.
+        examples: count along axis 0 alone.
     """
 
     def weight(fields: dict[str, Nest]) -> tf.Tensor:
@@ -141,7 +141,7 @@ def weight_by(
         value = tf.nest.flatten(fields[field])[0]
         if are_weights:
             return tf.reduce_sum(tf.cast(value, dtype))
-        return tf.cast(tf.size(value) if examples is None else tf.shape(value)[examples], dtype)
+        return tf.cast(tf.shape(value)[0] if examples else tf.size(value), dtype)
 
     return weight
 

@@ -37,9 +37,7 @@ class MeanSquaredError(heads.Head):
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x", "x, target", "x, target, weights"))
             shape = checks.shape(self, inputs[0], "[B, ...]", "It compares one tensor")
-            axis = self.batch_dim or 0
-            rows = shape[axis : axis + 1]
-            for spec, expected in zip(inputs[1:], (shape, rows), strict=False):
+            for spec, expected in zip(inputs[1:], (shape, shape[:1]), strict=False):
                 target = checks.any_shape(self, spec, "[B, ...]", "Set its field reads")
                 if target != expected:
                     raise errors.LayerError(
@@ -51,7 +49,7 @@ class MeanSquaredError(heads.Head):
             losses: tuple[LossSpec, ...] = ()
             if len(inputs) > 1:
                 weighted = len(inputs) == 3
-                weight = heads.weight_by(self.reads[-1], dtype, are_weights=weighted, examples=axis)
+                weight = heads.weight_by(self.reads[-1], dtype, are_weights=weighted, examples=True)
                 losses = (LossSpec(self.loss_name, self.coefficient, weight),)
             output = tf.TensorSpec(shape, dtype)
             return Meta(output, activation_bytes=base.spec_bytes(output), losses=losses)
@@ -65,16 +63,16 @@ class MeanSquaredError(heads.Head):
         x = precision.cast(x, self.policy.variable)
         if others:
             error = tf.square(x - tf.cast(others[0], x.dtype))
-            per_example = _per_example(error, self.params.batch_dim or 0)
+            per_example = _per_example(error)
             if len(others) == 2:
                 per_example *= tf.cast(others[1], x.dtype)
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
         return x
 
 
-def _per_example(values: tf.Tensor, batch_dim: int) -> tf.Tensor:
+def _per_example(values: tf.Tensor) -> tf.Tensor:
     """Return the mean over all axes but that of the batch: [B]."""
-    return tf.reduce_mean(values, [axis for axis in range(values.shape.rank) if axis != batch_dim])
+    return tf.reduce_mean(values, range(1, values.shape.rank))
 
 
 class AuxiliaryLoss(Layer):
@@ -93,7 +91,7 @@ class AuxiliaryLoss(Layer):
             checks.arity(self, inputs, ("x",))
             shape = checks.shape(self, inputs[0], "[B, ...]", "It measures one tensor")
             policy = self.policy
-            weight = heads.weight_by(self.examples, policy.variable, examples=self.batch_dim or 0)
+            weight = heads.weight_by(self.examples, policy.variable, examples=True)
             return Meta(
                 tf.TensorSpec(shape, policy.compute),
                 activation_bytes=base.spec_bytes(tf.TensorSpec(shape, policy.variable)),
@@ -111,7 +109,7 @@ class AuxiliaryLoss(Layer):
         """See `Layer.fprop`."""
         del theta
         x = precision.cast(inputs, self.policy.variable)
-        per_example = _per_example(tf.square(x), self.params.batch_dim or 0)
+        per_example = _per_example(tf.square(x))
         ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
         return precision.cast(inputs, self.policy.compute)
 
@@ -217,13 +215,11 @@ class Loss(heads.Head):
                     f"{str(error).strip().splitlines()[0]}"
                 ) from error
             shape = tuple(values.shape.as_list())
-            axis = self.batch_dim or 0
-            rows = x.shape.as_list()[axis : axis + 1]
-            if not rows or list(shape[axis : axis + 1]) != rows:
-                along = f" along dimension {axis}" if axis else ""
+            rows = x.shape.as_list()[:1]
+            if not rows or list(shape[:1]) != rows:
                 raise errors.LayerError(
                     f"{base.describe(self)}: {loss.name} returns {list(shape)} for "
-                    f"{sum(rows)} examples{along}, not a value for each, so micro-batches cannot "
+                    f"{sum(rows)} examples, not a value for each, so micro-batches cannot "
                     "compute it. Set its axis, or use another loss"
                 )
             return shape
@@ -241,9 +237,8 @@ class Loss(heads.Head):
                 return functools.partial(_kept_weight, self.reads[1], loss.ignored, weights, dtype)
             if by_weights:
                 return heads.weight_by(self.reads[-1], dtype, are_weights=True)
-            axis = self.batch_dim or 0
-            examples = heads.weight_by(self.reads[1], dtype, examples=axis)
-            of_an_example = math.prod(values) // values[axis]
+            examples = heads.weight_by(self.reads[1], dtype, examples=True)
+            of_an_example = math.prod(values[1:])
             return lambda fields: examples(fields) * of_an_example
 
     params: Params
@@ -260,9 +255,9 @@ class Loss(heads.Head):
             predictions = tf.identity(x)
             label = tf.cast(others[0], x.dtype)  # Keras casts integer labels, too
             if not loss.is_separate:
-                shapes, axis = (tuple(x.shape), tuple(label.shape)), self.params.batch_dim or 0
+                shapes = tuple(x.shape), tuple(label.shape)
                 with tf.init_scope():
-                    _check_separate(base.describe(self.params), loss, *shapes, axis)
+                    _check_separate(base.describe(self.params), loss, *shapes)
             values = tf.convert_to_tensor(loss.function(label, predictions))
             if len(others) == 2:
                 values *= tf.reshape(tf.cast(others[1], values.dtype), tf.shape(values))
@@ -409,7 +404,7 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
 
 @functools.cache
 def _check_separate(
-    described: str, loss: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...], axis: int
+    described: str, loss: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...]
 ) -> None:
     """Refuse a loss whose values depend on other examples, which may be in another micro-batch.
 
@@ -418,18 +413,17 @@ def _check_separate(
         loss: the loss.
         x: shape of predictions.
         label: shape of labels.
-        axis: their dimension that counts examples.
 
     Raises:
         LayerError: they do.
     """
     random = np.random.default_rng(0)
-    dims, label_dims = ((*shape[:axis], 4, *shape[axis + 1 :]) for shape in (x, label))
+    dims, label_dims = ((4, *shape[1:]) for shape in (x, label))
     predicted = tf.constant(random.random(dims), tf.float64)
     wanted = tf.constant(random.integers(0, 2, label_dims), tf.float64)
     whole = loss.function(wanted, predicted)
-    parts = (tf.split(value, (1, 3), axis) for value in (wanted, predicted))
-    separate = tf.concat([loss.function(*part) for part in zip(*parts, strict=True)], axis)
+    parts = (tf.split(value, (1, 3)) for value in (wanted, predicted))
+    separate = tf.concat([loss.function(*part) for part in zip(*parts, strict=True)], 0)
     if not np.allclose(whole, separate, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise errors.LayerError(
             f"{described}: the values of {loss.name} for an example depend on other examples, "

@@ -46,7 +46,6 @@ def passing(params: Layer.Params) -> Identity.Params | None:
         reads=params.reads[:1],
         writes=params.writes,
         dtype=params.dtype,
-        batch_dim=params.batch_dim,
     )
 
 

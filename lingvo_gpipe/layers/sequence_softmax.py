@@ -313,7 +313,6 @@ class SlicedLoss(heads.Head):
                 reads=self.logits,
                 writes=self.writes,
                 dtype=self.dtype,
-                batch_dim=self.batch_dim,
             )
 
     params: Params

@@ -123,7 +123,6 @@ def shared_fields(params: Layer.Params, share: float) -> dict[str, Any]:
     """Return the fields that a part has from the layer; of a stated cost, its share."""
     return {
         "dtype": params.dtype,
-        "batch_dim": params.batch_dim,
         "trainable": params.trainable,
         "training_only": params.training_only,
         "recompute": params.recompute,

@@ -183,8 +183,7 @@ class Analysis(wired_layers.WiredLayers):
 
     @functools.cached_property
     def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
-        params = self.params
-        return value_ranges.of_fields(self.layers, self.wiring, params.batch_dim, params.unbatched)
+        return value_ranges.of_fields(self.layers, self.wiring)
 
     @functools.cached_property
     def _passes(self) -> dict[_Purpose, Pass]:

@@ -58,7 +58,7 @@ class Groups:
         whole = self.whole
         if self.size is None or isinstance(batch, parts.InParts):
             return [Group(batch, 0, None)]
-        num_examples = parts.num_examples(batch, whole.batch_dim, whole.unbatched)
+        num_examples = parts.num_examples(batch, whole.unbatched)
         if num_examples < 1:
             return [Group(batch, 0, None)]  # which is refused when it is cut into micro-batches
         number = micro_batches.count_of(whole, num_examples)
@@ -68,7 +68,7 @@ class Groups:
         groups = []
         for first, end in zip(firsts, [*firsts[1:], number], strict=True):
             examples = _examples(whole, num_examples, first, end)
-            fields = parts.consecutive(batch, examples, whole.batch_dim, whole.unbatched)
+            fields = parts.consecutive(batch, examples, whole.unbatched)
             groups.append(Group(fields, first, number))
         return groups
 
@@ -93,7 +93,7 @@ def make(
     size = None if in_parts else size_of(params)
     if size is None:
         return Groups(params, None, 1, params, fields)
-    num_examples = micro_batches.batch_size(fields, params.batch_dim, params.unbatched)
+    num_examples = micro_batches.batch_size(fields, params.unbatched)
     params_of_group = params.copy()
     if params.micro_batch_size is None:
         # No micro-batch is empty, so there may be few enough for one graph.

@@ -62,14 +62,11 @@ def counts(num_examples: int, num_partitions: int, num_replicas: int = 1) -> tup
     return tuple(numbers) or (num_examples,)
 
 
-def batch_size(
-    fields: Mapping[str, Nest | SpecNest], batch_dim: int, unbatched: Collection[str]
-) -> int:
+def batch_size(fields: Mapping[str, Nest | SpecNest], unbatched: Collection[str] = ()) -> int:
     """Return the number of examples of a mini-batch from its tensors' or specs' static shapes.
 
     Args:
         fields: name → nest of tensors or `tf.TensorSpec`.
-        batch_dim: which dimension counts examples.
         unbatched: names of fields without a batch dimension.
 
     Raises:
@@ -88,14 +85,14 @@ def batch_size(
             continue
         for leaf in tf.nest.flatten(value):
             shape = leaf.shape
-            if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] is None:
+            if not shape.rank or shape[0] is None:
                 raise errors.InputError(
                     f"field {name!r} has shape {shape}, without a known size in its batch "
-                    f"dimension {batch_dim}. Give every mini-batch a known size, as by "
+                    "dimension 0. Give every mini-batch a known size, as by "
                     "batch(n, drop_remainder=True); name a field without a batch dimension in "
                     "`unbatched`"
                 )
-            by_size.setdefault(int(shape[batch_dim]), name)
+            by_size.setdefault(int(shape[0]), name)
     if len(by_size) != 1:
         shown = ", ".join(f"{name!r} {size}" for size, name in by_size.items()) or "none"
         raise errors.InputError(
@@ -115,7 +112,7 @@ def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> t
     Raises:
         InputError: see `batch_size`.
     """
-    num_examples = sum(batch_size(part, params.batch_dim, params.unbatched) for part in parts)
+    num_examples = sum(batch_size(part, params.unbatched) for part in parts)
     return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
 
 
@@ -134,70 +131,66 @@ def start(params: PipelineParams, num_examples: int, micro_batch: int) -> int:
     return micro_batch * small + min(micro_batch, larger)
 
 
-def split(value: Nest, sizes: Sequence[int], batch_dim: int) -> list[Nest]:
+def split(value: Nest, sizes: Sequence[int]) -> list[Nest]:
     """Split a field into micro-batches.
 
     Args:
         value: nest of tensors, [N, …] with N = Σ sizes.
         sizes: number of examples of each micro-batch.
-        batch_dim: which dimension counts examples.
 
     Returns:
         For each micro-batch, the nest of its slices.
     """
     if len(sizes) == 1:
         return [value]
-    leaves = [tf.split(leaf, list(sizes), axis=batch_dim) for leaf in tf.nest.flatten(value)]
+    leaves = [tf.split(leaf, list(sizes)) for leaf in tf.nest.flatten(value)]
     return [tf.nest.pack_sequence_as(value, same) for same in zip(*leaves, strict=True)]
 
 
-def merge(values: Sequence[Nest], batch_dim: int) -> Nest:
+def merge(values: Sequence[Nest]) -> Nest:
     """Merge the outputs of the micro-batches along the batch dimension.
 
-    Values without that dimension (rank at most `batch_dim`) are stacked, one row per micro-batch.
+    Scalars are stacked, one row per micro-batch.
     The values of a single micro-batch are returned unchanged.
     """
     if len(values) == 1:
         return values[0]
     flat = [tf.nest.flatten(value) for value in values]
     merged = [
-        tf.concat(leaves, axis=batch_dim)
-        if leaves[0].shape.rank is None or leaves[0].shape.rank > batch_dim
-        else tf.stack(leaves)
+        tf.stack(leaves) if leaves[0].shape.rank == 0 else tf.concat(leaves, axis=0)
         for leaves in zip(*flat, strict=True)
     ]
     return tf.nest.pack_sequence_as(values[0], merged)
 
 
-def check_batched(name: str, nest: SpecNest, size: int, batch_dim: int) -> None:
+def check_batched(name: str, nest: SpecNest, size: int) -> None:
     """Refuse an output that is not a scalar and has no batch dimension.
 
     Args:
         name: name of the output.
         nest: its specs, for a micro-batch of `size` examples.
         size: examples.
-        batch_dim: which dimension counts them.
 
     Raises:
         LayerError: the output cannot be merged along that dimension.
     """
     for spec in tf.nest.flatten(nest):
         shape = spec.shape
-        if shape.rank is None or shape.rank <= batch_dim or shape[batch_dim] in (size, None):
+        if not shape.rank or shape[0] in (size, None):
             continue
         raise errors.LayerError(
             f"output {name!r} is {shape} in a micro-batch of {size} examples, so "
-            f"micro-batches cannot be joined along dimension {batch_dim}. Give it a batch "
-            "dimension, or leave it out of the network's outputs"
+            "micro-batches cannot be joined along dimension 0. Give it a batch dimension, or leave "
+            "it out of the network's outputs"
         )
 
 
-def with_batch(spec: SpecNest, size: int, batch_dim: int) -> SpecNest:
+def with_batch(spec: SpecNest, size: int) -> SpecNest:
     """Return a nest of specs with the batch dimension set to `size`."""
 
     def resize(leaf: tf.TensorSpec) -> tf.TensorSpec:
         shape = leaf.shape.as_list()
-        shape[batch_dim] = size
+        shape[0] = size
         return tf.TensorSpec(shape, leaf.dtype)
 
     return tf.nest.map_structure(resize, spec)
@@ -208,6 +201,6 @@ def resized(
 ) -> dict[str, SpecNest]:
     """Return the specs of a mini-batch's fields with `size` examples, name → nest."""
     return {
-        name: spec if name in params.unbatched else with_batch(spec, size, params.batch_dim)
+        name: spec if name in params.unbatched else with_batch(spec, size)
         for name, spec in fields.items()
     }

@@ -85,7 +85,6 @@ class PipelineParams(hyperparams.Configurable.Params):
         "Names of the K devices, one replica after the other; None: `placement` chooses.",
     )
     placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
-    batch_dim: int = hyperparams.field(0, "The dimension that counts examples.")
     unbatched: tuple[str, ...] = hyperparams.field(
         (), "Fields of the mini-batch without a batch dimension; sent whole."
     )
@@ -199,8 +198,6 @@ def _named(params: PipelineParams) -> list[base.Layer.Params]:
         copy = layer.copy()
         if copy.dtype is None:
             copy.dtype = policy
-        if copy.batch_dim is None:
-            copy.batch_dim = params.batch_dim
         if not copy.name:
             stem = composite.default_name(copy)
             copy.name = next(

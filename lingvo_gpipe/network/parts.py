@@ -27,14 +27,12 @@ class ReplicaPart:
         num_replicas: R.
         num_micro_batches: M that the Params set, of all replicas.
         micro_batch_size: see `PipelineParams`.
-        batch_dim: which dimension of every field counts examples.
     """
 
     replica: int
     num_replicas: int
     num_micro_batches: int
     micro_batch_size: int | None
-    batch_dim: int
 
     @classmethod
     def of(cls, params: PipelineParams, replica: int) -> ReplicaPart:
@@ -44,13 +42,12 @@ class ReplicaPart:
             params.num_replicas,
             params.num_micro_batches,
             params.micro_batch_size,
-            params.batch_dim,
         )
 
     def examples(self, num_examples: int) -> range:
         """Return the numbers of its examples in a mini-batch of N.
 
-        >>> ReplicaPart(1, 2, 4, None, 0).examples(10)
+        >>> ReplicaPart(1, 2, 4, None).examples(10)
         range(6, 10)
         """
         sizes = micro_batches.sizes(num_examples, self.num_micro_batches, self.micro_batch_size)
@@ -59,8 +56,8 @@ class ReplicaPart:
 
     def cut(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return its examples of a whole mini-batch, name → nest of tensors."""
-        examples = self.examples(micro_batches.batch_size(fields, self.batch_dim, ()))
-        return consecutive(fields, examples, self.batch_dim)
+        examples = self.examples(micro_batches.batch_size(fields))
+        return consecutive(fields, examples)
 
 
 class InParts(Mapping[str, Nest]):
@@ -73,21 +70,19 @@ class InParts(Mapping[str, Nest]):
         parts: fields of each part that has examples, in the order of the examples.
     """
 
-    def __init__(self, parts: Sequence[dict[str, Nest]], batch_dim: int) -> None:
+    def __init__(self, parts: Sequence[dict[str, Nest]]) -> None:
         """Join parts.
 
         Args:
             parts: at least one; see the class.
-            batch_dim: which dimension of every field counts examples.
         """
         self.parts = tuple(parts)
-        self._batch_dim = batch_dim
 
     def __getitem__(self, name: str) -> Nest:
         """Return a field of all examples."""
         values = [part[name] for part in self.parts]
         with tf.device(tf.nest.flatten(values[0])[0].device):
-            return micro_batches.merge(values, self._batch_dim)
+            return micro_batches.merge(values)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the fields."""
@@ -112,18 +107,16 @@ def of_batch(batch: Batch) -> tuple[dict[str, Nest], ...]:
 
 
 def consecutive(
-    fields: Mapping[str, Nest], examples: range, batch_dim: int, unbatched: Collection[str] = ()
+    fields: Mapping[str, Nest], examples: range, unbatched: Collection[str] = ()
 ) -> dict[str, Nest]:
     """Return consecutive examples of a mini-batch, name → nest of tensors on the same devices.
 
     Args:
         fields: name → nest of tensors.
         examples: their numbers.
-        batch_dim: which dimension counts examples.
         unbatched: fields that are returned whole.
     """
-    place = (slice(None),) * batch_dim + (slice(examples.start, examples.stop),)
-    return _taken(fields, unbatched, lambda leaf: leaf[place])
+    return _taken(fields, unbatched, lambda leaf: leaf[examples.start : examples.stop])
 
 
 def _taken(
@@ -144,23 +137,22 @@ def _taken(
 
 
 def take(
-    batch: Mapping[str, Nest], rows: Sequence[int], batch_dim: int, unbatched: Collection[str] = ()
+    batch: Mapping[str, Nest], rows: Sequence[int], unbatched: Collection[str] = ()
 ) -> dict[str, Nest]:
     """Return a few examples of a mini-batch, in this order; no others leave their devices.
 
     Args:
         batch: name → nest of tensors.
         rows: their numbers.
-        batch_dim: which dimension counts examples.
         unbatched: fields that are returned whole.
     """
     taken, order, first = [], [], 0
     for part in of_batch(batch):
-        size = num_examples(part, batch_dim, unbatched)
+        size = num_examples(part, unbatched)
         places = [place for place, row in enumerate(rows) if first <= row < first + size]
         if places:
             numbers = [rows[place] - first for place in places]
-            gather = functools.partial(tf.gather, indices=numbers, axis=batch_dim)
+            gather = functools.partial(tf.gather, indices=numbers)
             taken.append(_taken(part, unbatched, gather))
         order += places
         first += size
@@ -168,13 +160,13 @@ def take(
         return taken[0]
     return {
         name: tf.nest.map_structure(
-            lambda leaf: tf.gather(leaf, tf.argsort(order), axis=batch_dim),
-            micro_batches.merge([part[name] for part in taken], batch_dim),
+            lambda leaf: tf.gather(leaf, tf.argsort(order)),
+            micro_batches.merge([part[name] for part in taken]),
         )
         for name in taken[0]
     }
 
 
-def num_examples(batch: Batch, batch_dim: int, unbatched: Collection[str] = ()) -> int:
+def num_examples(batch: Batch, unbatched: Collection[str] = ()) -> int:
     """Return the number of rows of a mini-batch."""
-    return sum(micro_batches.batch_size(part, batch_dim, unbatched) for part in of_batch(batch))
+    return sum(micro_batches.batch_size(part, unbatched) for part in of_batch(batch))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -29,13 +29,11 @@ class FieldRange:
         field: name of the field.
         layer: name of the layer that reads it.
         values: what the layer takes; its `weights` is a field, or None.
-        batch_dim: which dimension of the field counts examples; 0 where none does.
     """
 
     field: str
     layer: str
     values: ValueRange
-    batch_dim: int = 0
 
     def all_inside(self, fields: Mapping[str, Nest]) -> tf.Tensor | None:
         """Check the values on the worker that has the field; None: no worker has it."""
@@ -62,7 +60,7 @@ class FieldRange:
         if not len(places):
             return None
         position = [int(index) for index in places[0]]
-        row = first_row + position.pop(self.batch_dim)
+        row = first_row + position.pop(0)
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         at = f", position {position}" if position else ""
         setting = self.values.setting
@@ -105,7 +103,7 @@ def check(ranges: Sequence[FieldRange], *parts: Mapping[str, Nest]) -> None:
                 message = field_range.first_outside(fields, first_rows[number])
                 if message is not None:
                     raise errors.InputError(message)
-            first_rows[number] += fields[field_range.field].shape[field_range.batch_dim]
+            first_rows[number] += fields[field_range.field].shape[0]
 
 
 def asserted(
@@ -165,16 +163,12 @@ def _is_on_worker(value: Nest) -> bool:
 def of_fields(
     layers: Iterable[LayerInfo],
     routes: wiring.Wiring,
-    batch_dim: int = 0,
-    unbatched: Collection[str] = (),
 ) -> tuple[FieldRange, ...]:
     """Return the ranges of fields that layers read directly, and whose weights are fields too.
 
     Args:
         layers: layers of the network.
         routes: which layer reads which value.
-        batch_dim: which dimension of fields counts examples.
-        unbatched: names of fields of which none does.
     """
     fields = set(routes.fields.values())
     ranges_of_fields = []
@@ -184,6 +178,5 @@ def of_fields(
         for name, values in ranges.items():
             needed = {versions[n] for n in (name, values.weights) if n is not None}
             if needed <= fields:
-                dim = 0 if name in unbatched else batch_dim
-                ranges_of_fields.append(FieldRange(name, layer.name, values, dim))
+                ranges_of_fields.append(FieldRange(name, layer.name, values))
     return tuple(ranges_of_fields)

@@ -172,7 +172,7 @@ def _field_specs(
     for name, nest in fields.items():
         floats = policy.variable if name in compared else policy.compute
         if name not in params.unbatched:
-            nest = micro_batches.with_batch(nest, size, params.batch_dim)
+            nest = micro_batches.with_batch(nest, size)
         specs.append(
             tf.nest.map_structure(
                 lambda spec, floats=floats: tf.TensorSpec(

@@ -203,7 +203,7 @@ def counts(
     Returns:
         Numbers M, or None alone for that of the network; and a reason, or nothing.
     """
-    num_examples = micro_batches.batch_size(fields, model.batch_dim, model.unbatched)
+    num_examples = micro_batches.batch_size(fields, model.unbatched)
     num_devices = model.num_partitions * model.num_replicas
     if not _has_open_count(model) or min(num_devices, num_examples) == 1:
         return [None], ""

@@ -167,7 +167,7 @@ def _wide(tensor: tf.Tensor) -> Array:
 
 def num_rows(pipe: pipelining.PipeliningLayer, batch: Mapping[str, Nest]) -> int:
     """Return the number of rows of a mini-batch: its examples, unless packed or only filling it."""
-    return parts.num_examples(batch, pipe.params.batch_dim, pipe.params.unbatched)
+    return parts.num_examples(batch, pipe.params.unbatched)
 
 
 def _finished(

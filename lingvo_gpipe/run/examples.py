@@ -108,7 +108,7 @@ class Examples:
         while len(pictures) < len(rows):
             left = rows[len(pictures) :]  # an input draws a few at once
             with self._pipe.executor.on_input_device():
-                few = parts.take(batch, left, params.batch_dim, params.unbatched)
+                few = parts.take(batch, left, params.unbatched)
                 drawn = next(iter(self._source.pictures(few).values()), None)
             if drawn is None or not len(drawn):
                 break

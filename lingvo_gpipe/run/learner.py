@@ -193,9 +193,8 @@ class Learner:
                     with tf.device(tensor.device):
                         places = tf.where(~tf.math.is_finite(tensor))
                     if len(places):
-                        axis = self.pipe.params.batch_dim
                         has_rows = name not in self.pipe.params.unbatched
-                        row = int(tf.reduce_min(places[:, axis])) if has_rows else None
+                        row = int(tf.reduce_min(places[:, 0])) if has_rows else None
                         return NonfiniteField(number, name, row)
         return None
 

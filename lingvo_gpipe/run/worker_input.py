@@ -161,11 +161,10 @@ class _WorkerReading(Reading):
         """Return a mini-batch of its parts."""
         if not self._source.parts:
             return batches[0]
-        dim = self._source.parts[0].batch_dim
-        sizes = [parts.num_examples(batch, dim) for batch in batches]
+        sizes = [parts.num_examples(batch) for batch in batches]
         if sizes != [len(part.examples(sum(sizes))) for part in self._source.parts]:
             raise _different(answers, [f"{size} examples" for size in sizes])
-        return InParts([b for b, size in zip(batches, sizes, strict=True) if size], dim)
+        return InParts([b for b, size in zip(batches, sizes, strict=True) if size])
 
 
 def _received(device: str, answer: tf.Tensor) -> dict[str, Any]:

@@ -380,26 +380,6 @@ def test_params_are_its_own_copy() -> None:
     assert own.by_path["d0/kernel"].shape == [5, 7]
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2, 3])
-def test_losses_count_examples_along_the_batch_dimension(num_micro_batches: int) -> None:
-    x = tf.random.stateless_normal([4, 6, 3], [1, 2], dtype=tf.float64)
-    target = tf.random.stateless_normal([4, 6, 2], [1, 3], dtype=tf.float64)
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=[
-            layers.Dense.Params(name="dense", units=2),
-            layers.Sequential.Params(layers=[layers.AuxiliaryLoss.Params(examples="target")]),
-            layers.MeanSquaredError.Params(),
-        ],
-        num_micro_batches=num_micro_batches,
-        batch_dim=1,
-        dtype="float64",
-    ).instantiate()
-    losses = pipe.value_and_gradients({"x": x, "target": target}).losses
-    y = tf.matmul(x, pipe.by_path["dense/kernel"]) + pipe.by_path["dense/bias"]
-    np.testing.assert_allclose(losses["loss"], tf.reduce_mean((y - target) ** 2), rtol=1e-12)
-    np.testing.assert_allclose(losses["auxiliary_loss"], tf.reduce_mean(y**2), rtol=1e-12)
-
-
 def small() -> Any:
     return pipelining.PipeliningLayer.Params(
         layers=[layers.Dense.Params(units=1), layers.MeanSquaredError.Params()]

@@ -442,42 +442,16 @@ def test_a_tied_or_frozen_weight_has_no_penalty_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
-def test_a_penalty_counts_once_whatever_the_batch_dimension(num_micro_batches: int) -> None:
+def test_a_penalty_counts_once(num_micro_batches: int) -> None:
     live = layers.Dense(2, kernel_regularizer=keras.regularizers.L2(0.1))
-    x = keras_runs.random(4, 6, 3)
+    x = keras_runs.random(6, 4, 3)
     live(x)
     pipe = pipelining.PipeliningLayer.Params(
         layers=[adapter.from_keras(live, name="d")],
         num_micro_batches=num_micro_batches,
-        batch_dim=1,
     ).instantiate()
     found = pipe.evaluate({"x": x}).losses["d/regularization"]
     np.testing.assert_allclose(found, 0.1 * np.sum(live.kernel.numpy() ** 2), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "shape", "text"),
-    [
-        (
-            {"activity_regularizer": "l1"},
-            (2, 4, 3),
-            "d (KerasLayer): batch_dim=1, but its losses of activity are means over dimension 0, "
-            "as Keras computes them. Use layers.AuxiliaryLoss in their place",
-        ),
-        (
-            {"kernel_regularizer": "l2", "batch_dim": 2},
-            (2, 4),
-            "d (KerasLayer): it has losses, but its first input, of shape [2, 4], has no dimension "
-            "2 that counts the examples. Set its field batch_dim",
-        ),
-    ],
-)
-def test_losses_that_cannot_be_counted_are_refused(
-    fields: dict[str, Any], shape: tuple[int, ...], text: str
-) -> None:
-    batch_dim = fields.pop("batch_dim", 1)
-    params = adapter.from_keras(layers.Dense(2, **fields), name="d").set(batch_dim=batch_dim)
-    assert keras_runs.refused(params, keras_runs.spec(*shape)) == text
 
 
 class OwnLoss(layers.Layer):

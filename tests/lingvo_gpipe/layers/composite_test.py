@@ -11,13 +11,6 @@ import tensorflow as tf
 from lingvo_gpipe import errors, layers, network, pipelining
 
 
-def test_a_child_keeps_its_own_batch_dimension() -> None:
-    own = layers.Identity.Params(name="own", batch_dim=1)
-    parent = layers.Sequential.Params(layers=[own, layers.Identity.Params(name="other")])
-    made = parent.set(batch_dim=2).instantiate()
-    assert [child.params.batch_dim for child in made.children.values()] == [1, 2]
-
-
 def test_a_sequence_of_no_layers_is_served_as_it_is() -> None:
     params = layers.Sequential.Params(layers=[], writes=("y",))
     assert params.inference(("x",)) == params

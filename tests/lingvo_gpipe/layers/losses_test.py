@@ -303,31 +303,3 @@ def test_a_loss_of_probabilities_does_not_depend_on_the_cut(settings: dict[str, 
         np.testing.assert_allclose(found[1][path], gradient, rtol=1e-6, atol=1e-7, err_msg=path)
     slope = 0.5 * (1.0 - rows[1])  # of the second example alone
     np.testing.assert_allclose(gradients["dense/bias"], [slope, -slope], rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
-@pytest.mark.parametrize("loss", ["mse", absolute])
-def test_a_loss_counts_examples_along_the_batch_dimension(
-    loss: Any, num_micro_batches: int
-) -> None:
-    random = np.random.default_rng(6)
-    fields = {name: random.normal(size=(4, 6, 3)) for name in ("x", "label")}
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=[layers.Loss.Params(loss=loss)],
-        num_micro_batches=num_micro_batches,
-        batch_dim=1,
-        dtype="float64",
-    ).instantiate()
-    error = fields["x"] - fields["label"]
-    expected = np.mean(error**2 if loss == "mse" else np.abs(error))
-    assert float(pipe.evaluate(fields).losses["loss"]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_loss_without_a_value_for_each_example_of_the_batch_dimension_is_refused() -> None:
-    params = layers.Loss.Params(loss="mse", batch_dim=1)
-    text = r"Loss: MeanSquaredError returns \[4\] for 6 examples along dimension 1, not a value for"
-    with pytest.raises(errors.LayerError, match=text):
-        params.fprop_meta(tf.TensorSpec((4, 6)), tf.TensorSpec((4, 6)))
-    layer = layers.Loss.Params(loss=Centred, batch_dim=1).instantiate()
-    with pytest.raises(errors.LayerError, match="the values of Centred for an example depend on o"):
-        layer.run({}, (tf.ones((4, 6, 3)), tf.ones((4, 6, 3))), layer_cases.context({}))

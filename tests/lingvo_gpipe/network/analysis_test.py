@@ -200,14 +200,6 @@ def test_specs_are_in_the_compute_dtype_but_for_integers() -> None:
     assert found.variables["embedding/table"].dtype == tf.float32
 
 
-def test_another_batch_dimension_is_counted() -> None:
-    found = network.analyze(
-        params(dense(3), num_micro_batches=2, batch_dim=1), {"x": tf.TensorSpec([5, 7, D])}
-    )
-    assert found.sizes == (4, 3)
-    assert found.specs[0].shape.as_list() == [5, 4, D]
-
-
 def test_two_thousand_layers_need_no_device_and_no_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

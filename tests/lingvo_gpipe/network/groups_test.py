@@ -104,12 +104,12 @@ def test_a_mini_batch_without_examples_is_left_to_what_refuses_it(
 
 
 def test_a_field_without_examples_is_in_each_group() -> None:
-    whole = params(num_micro_batches=8, group_size=4, unbatched=("table",), batch_dim=1)
-    fields = {"x": tf.reshape(tf.range(16), [2, 8]), "table": tf.zeros([3])}
+    whole = params(num_micro_batches=8, group_size=4, unbatched=("table",))
+    fields = {"x": tf.reshape(tf.range(16), [8, 2]), "table": tf.zeros([3])}
     specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, fields)
     first, second = (group.fields for group in groups.make(whole, specs).divided(fields))
     assert first["table"] is second["table"] is fields["table"]
-    np.testing.assert_array_equal(second["x"], [[4, 5, 6, 7], [12, 13, 14, 15]])
+    np.testing.assert_array_equal(second["x"], [[8, 9], [10, 11], [12, 13], [14, 15]])
 
 
 def test_what_each_host_reads_in_parts_is_one_group() -> None:

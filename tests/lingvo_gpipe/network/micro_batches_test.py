@@ -92,8 +92,7 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
         "y": {"deep": tf.TensorSpec([6], tf.string)},
         "t": tf.zeros([]),
     }
-    assert micro_batches.batch_size(fields, 0, ("t",)) == 6
-    assert micro_batches.batch_size({"x": tf.zeros([3, 5])}, 1, ()) == 5
+    assert micro_batches.batch_size(fields, ("t",)) == 6
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
 )
 def test_shapes_that_do_not_fit_are_reported(fields: dict[str, tf.TensorSpec], text: str) -> None:
     with pytest.raises(errors.InputError) as error:
-        micro_batches.batch_size(fields, 0, ())
+        micro_batches.batch_size(fields)
     assert str(error.value) == text
 
 
@@ -140,26 +139,24 @@ def test_split_and_merge_are_a_round_trip_of_nests_and_strings() -> None:
         "image": tf.reshape(tf.range(70), [7, 10]),
         "parts": (tf.constant(list("abcdefg")), tf.range(7) > 3),
     }
-    pieces = micro_batches.split(value, (3, 2, 2), 0)
+    pieces = micro_batches.split(value, (3, 2, 2))
     assert [piece["image"].shape[0] for piece in pieces] == [3, 2, 2]
     assert pieces[1]["parts"][0].numpy().tolist() == [b"d", b"e"]
     tf.nest.map_structure(
-        lambda a, b: np.testing.assert_array_equal(a, b), micro_batches.merge(pieces, 0), value
+        lambda a, b: np.testing.assert_array_equal(a, b), micro_batches.merge(pieces), value
     )
 
 
 def test_one_micro_batch_is_the_mini_batch_itself() -> None:
     value = tf.range(6)
-    (cut,) = micro_batches.split(value, (6,), 0)
+    (cut,) = micro_batches.split(value, (6,))
     assert cut is value
-    assert micro_batches.merge([cut], 0) is value
+    assert micro_batches.merge([cut]) is value
 
 
 def test_merge_stacks_values_without_a_batch_dimension() -> None:
-    merged = micro_batches.merge([tf.constant(1.0), tf.constant(2.0)], 0)
+    merged = micro_batches.merge([tf.constant(1.0), tf.constant(2.0)])
     np.testing.assert_array_equal(merged, [1.0, 2.0])
-    rows = micro_batches.merge([tf.constant([1, 2]), tf.constant([3, 4])], 1)
-    np.testing.assert_array_equal(rows, [[1, 2], [3, 4]])
 
 
 def test_an_output_without_a_batch_dimension_is_not_joined() -> None:

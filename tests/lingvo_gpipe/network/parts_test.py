@@ -19,7 +19,7 @@ NUM_EXAMPLES = 7
 def part(
     replica: int, num_replicas: int, num_micro_batches: int, size: int | None
 ) -> parts.ReplicaPart:
-    return parts.ReplicaPart(replica, num_replicas, num_micro_batches, size, batch_dim=0)
+    return parts.ReplicaPart(replica, num_replicas, num_micro_batches, size)
 
 
 @given(
@@ -52,7 +52,7 @@ def batch() -> dict[str, tf.Tensor]:
 
 def in_parts(num_replicas: int = 3) -> parts.InParts:
     """Return the mini-batch in the parts of 4 micro-batches: 4, 2 and 1 examples."""
-    return parts.InParts([part(r, num_replicas, 4, None).cut(batch()) for r in range(3)], 0)
+    return parts.InParts([part(r, num_replicas, 4, None).cut(batch()) for r in range(3)])
 
 
 def test_parts_are_joined_where_a_field_is_looked_up() -> None:
@@ -62,13 +62,13 @@ def test_parts_are_joined_where_a_field_is_looked_up() -> None:
     assert len(joined) == 3
     for name, value in batch().items():
         assert np.array_equal(joined[name], value)
-    assert parts.num_examples(joined, 0) == parts.num_examples(batch(), 0) == NUM_EXAMPLES
+    assert parts.num_examples(joined) == parts.num_examples(batch()) == NUM_EXAMPLES
 
 
 @pytest.mark.parametrize("rows", [[0], [6, 1, 4, 0], [5, 4], [3, 2]])
 def test_a_few_examples_are_taken_in_their_order(rows: list[int]) -> None:
     for whole in (batch(), in_parts()):
-        taken = parts.take(whole, rows, 0)
+        taken = parts.take(whole, rows)
         for name, value in batch().items():
             assert np.array_equal(taken[name], np.asarray(value)[rows]), name
 

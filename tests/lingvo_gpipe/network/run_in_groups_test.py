@@ -111,7 +111,7 @@ def test_a_loss_that_is_a_sum_is_that_of_the_mini_batch() -> None:
         given: Any = batch
         if num_replicas > 1:
             given = parts.InParts(
-                [parts.ReplicaPart.of(made.pipe.params, n).cut(batch) for n in (0, 1)], 0
+                [parts.ReplicaPart.of(made.pipe.params, n).cut(batch) for n in (0, 1)]
             )
         result = made.update([given])
         found.append((held_out.values["loss"], float(result.loss)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 from unittest import mock
@@ -38,27 +37,14 @@ def test_the_first_value_outside_is_named(label: Any, expected: str | None) -> N
 
 
 @pytest.mark.parametrize("is_on_worker", [False, True])
-def test_rows_are_examples_whatever_their_dimension(
+def test_rows_are_counted_over_the_parts_of_a_mini_batch(
     is_on_worker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(value_ranges, "_is_on_worker", lambda _: is_on_worker)
-    by_time = dataclasses.replace(LABELS, batch_dim=1)
     first, second = ({"label": tf.constant(labels)} for labels in ([[0] * 3] * 4, [[1, 9], [2, 3]]))
-    assert str(refusal(by_time, first, second)).startswith(
-        "field 'label', row 4, position [0]: 9, but layer"
+    assert str(refusal(LABELS, first, second)).startswith(
+        "field 'label', row 4, position [1]: 9, but layer"
     )
-
-
-def test_fields_have_the_batch_dimension_of_the_network() -> None:
-    head = layers.SequenceSoftmax.Params(vocabulary=4)
-    params = pipelining.PipeliningLayer.Params(layers=[head], batch_dim=1)
-    fields = {
-        "x": tf.TensorSpec([3, 2, 5]),
-        "label": tf.TensorSpec([3, 2], tf.int32),
-    }
-    label = tf.constant([[0, 1], [2, 3], [1, 7]])
-    with pytest.raises(errors.InputError, match=r"field 'label', row 1, position \[2\]: 7, but"):
-        network.analyze(params, fields).check_values({"x": tf.zeros([3, 2, 5]), "label": label})
 
 
 def test_a_value_of_weight_zero_may_be_anything() -> None:

@@ -116,16 +116,6 @@ def test_without_fusing() -> None:
     assert sameness.check(case, fuse=False) <= 1e-10
 
 
-def test_by_micro_batch_size() -> None:
-    case = Case("dense", 2, 3, "gpipe", "losses inside", "full")
-    pipe = sameness.build(case, micro_batch_size=4)
-    result = pipe.value_and_gradients(sameness_nets.DENSE.fields(), step=sameness.STEP)
-    assert result.num_micro_batches == 3  # 4, 4 and 2 examples
-    got = {path: g.numpy() for path, g in result.gradients.items()}
-    answer = sameness.Answer(float(result.loss), got, {}, None)
-    assert sameness.compare(answer, sameness.reference("dense", 1)) <= 1e-10
-
-
 @pytest.mark.parametrize(
     ("net", "recompute"),
     [

@@ -367,8 +367,7 @@ class Executor:
     def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
         """Return M for a mini-batch; log if it is less than the Params set."""
         sizes, wanted = micro_batches.sizes_of(self._params, *parts), self._params.num_micro_batches
-        lowered = self._params.micro_batch_size is None and len(sizes) < wanted
-        if lowered and self._warnings_left > 0:
+        if len(sizes) < wanted and self._warnings_left > 0:
             self._warnings_left -= 1
             logging.warning(
                 "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",

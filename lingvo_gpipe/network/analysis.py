@@ -273,7 +273,7 @@ def analyze(
 
 
 def _check_counts(params: PipelineParams) -> None:
-    for name in ("num_partitions", "cells_per_device", "num_micro_batches", "micro_batch_size"):
+    for name in ("num_partitions", "cells_per_device", "num_micro_batches"):
         value = params.get(name)
         if value is not None and value < 1:
             raise errors.PartitionError(f"{name}={value}, but it must be at least 1")

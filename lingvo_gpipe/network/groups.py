@@ -9,6 +9,7 @@ the whole one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from lingvo_gpipe import errors, schedule
@@ -58,18 +59,15 @@ class Groups:
         whole = self.whole
         if self.size is None or isinstance(batch, parts.InParts):
             return [Group(batch, 0, None)]
-        num_examples = parts.num_examples(batch, whole.unbatched)
-        if num_examples < 1:
-            return [Group(batch, 0, None)]  # which is refused when it is cut into micro-batches
-        number = micro_batches.count_of(whole, num_examples)
-        firsts = _firsts(whole, self.size, num_examples)
-        if len(firsts) == 1:
+        sizes = micro_batches.sizes_of(whole, batch)
+        if len(sizes) <= self.size:
             return [Group(batch, 0, None)]
-        groups = []
-        for first, end in zip(firsts, [*firsts[1:], number], strict=True):
-            examples = _examples(whole, num_examples, first, end)
-            fields = parts.consecutive(batch, examples, whole.unbatched)
-            groups.append(Group(fields, first, number))
+        groups, start = [], 0
+        for first in range(0, len(sizes), self.size):
+            end = start + sum(sizes[first : first + self.size])
+            fields = parts.consecutive(batch, range(start, end), whole.unbatched)
+            groups.append(Group(fields, first, len(sizes)))
+            start = end
         return groups
 
 
@@ -93,27 +91,20 @@ def make(
     size = None if in_parts else size_of(params)
     if size is None:
         return Groups(params, None, 1, params, fields)
-    num_examples = micro_batches.batch_size(fields, params.unbatched)
-    params_of_group = params.copy()
-    if params.micro_batch_size is None:
-        # No micro-batch is empty, so there may be few enough for one graph.
-        number = micro_batches.count_of(params, num_examples)
-        if number <= params.group_size * params.num_replicas:
-            return Groups(params, None, 1, params, fields)
-        params_of_group.num_micro_batches = size
-    firsts = _firsts(params, size, num_examples)
-    end = firsts[1] if len(firsts) > 1 else micro_batches.count_of(params, num_examples)
-    largest = len(_examples(params, num_examples, 0, end))
-    fields_of_group = micro_batches.resized(params, fields, largest)
-    return Groups(params, size, len(firsts), params_of_group, fields_of_group)
+    sizes = micro_batches.sizes_of(params, fields)
+    if len(sizes) <= params.group_size * params.num_replicas:
+        return Groups(params, None, 1, params, fields)
+    fields_of_group = micro_batches.resized(params, fields, sum(sizes[:size]))
+    params_of_group = params.copy().set(num_micro_batches=size)
+    return Groups(params, size, math.ceil(len(sizes) / size), params_of_group, fields_of_group)
 
 
 def size_of(params: PipelineParams) -> int | None:
     """Return the most micro-batches of a group; None: each mini-batch is one group.
 
-    With `num_micro_batches`, groups have equally many, so that the network that runs them has one
-    number. A schedule that is written by hand has a fixed number of micro-batches, and a number
-    without a fitting divisor cannot be divided: their mini-batches are one group.
+    Groups have equally many, so that the network that runs them has one number. A schedule that is
+    written by hand has a fixed number of micro-batches, and a number without a fitting divisor
+    cannot be divided: their mini-batches are one group.
 
     Raises:
         PartitionError: `group_size` is less than one.
@@ -126,22 +117,7 @@ def size_of(params: PipelineParams) -> int | None:
     if params.schedule not in (*schedule.SCHEDULES, schedule.AUTO) or num_replicas < 1:
         return None
     most = params.group_size * num_replicas
-    if params.micro_batch_size is not None:
-        return most if params.micro_batch_size > 0 else None
     if number <= most:
         return None
     sizes = range(most, max(most // _LEAST_SHARE, num_replicas) - 1, -1)
     return next((size for size in sizes if number % size == 0), None)
-
-
-def _firsts(params: PipelineParams, size: int, num_examples: int) -> range:
-    """Return the numbers of the first micro-batches of the groups of a mini-batch."""
-    number = micro_batches.count_of(params, num_examples)
-    if params.micro_batch_size is not None:  # groups may differ, so that none is very small
-        size = -(-number // -(-number // size))
-    return range(0, number, size)
-
-
-def _examples(params: PipelineParams, num_examples: int, first: int, end: int) -> range:
-    """Return the numbers of the examples of consecutive micro-batches."""
-    return range(*(micro_batches.start(params, num_examples, m) for m in (first, end)))

@@ -11,24 +11,17 @@ from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network.params import PipelineParams
 
 
-def sizes(
-    num_examples: int, num_micro_batches: int, micro_batch_size: int | None = None
-) -> tuple[int, ...]:
+def sizes(num_examples: int, num_micro_batches: int) -> tuple[int, ...]:
     """Return how many examples each micro-batch holds.
 
     Of M micro-batches of N examples, the first N mod M hold ⌈N/M⌉ and the others ⌊N/M⌋. Fewer
-    examples than M lower M. With `micro_batch_size`, all are full except perhaps the last.
+    examples than M lower M.
 
     >>> sizes(10, 4)
     (3, 3, 2, 2)
-    >>> sizes(10, 1, micro_batch_size=4)
-    (4, 4, 2)
     """
     if num_examples < 1:
         raise errors.InputError("a mini-batch has no examples. Use at least one")
-    if micro_batch_size is not None:
-        full, rest = divmod(num_examples, micro_batch_size)
-        return (micro_batch_size,) * full + ((rest,) if rest else ())
     count = min(num_micro_batches, num_examples)
     small, larger = divmod(num_examples, count)
     return (small + 1,) * larger + (small,) * (count - larger)
@@ -113,22 +106,7 @@ def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> t
         InputError: see `batch_size`.
     """
     num_examples = sum(batch_size(part, params.unbatched) for part in parts)
-    return sizes(num_examples, params.num_micro_batches, params.micro_batch_size)
-
-
-def count_of(params: PipelineParams, num_examples: int) -> int:
-    """Return M for a mini-batch of N examples."""
-    if params.micro_batch_size is None:
-        return min(params.num_micro_batches, num_examples)
-    return -(-num_examples // params.micro_batch_size)
-
-
-def start(params: PipelineParams, num_examples: int, micro_batch: int) -> int:
-    """Return the number of the first example of a micro-batch; of number M: N."""
-    if params.micro_batch_size is not None:
-        return min(micro_batch * params.micro_batch_size, num_examples)
-    small, larger = divmod(num_examples, count_of(params, num_examples))
-    return micro_batch * small + min(micro_batch, larger)
+    return sizes(num_examples, params.num_micro_batches)
 
 
 def split(value: Nest, sizes: Sequence[int]) -> list[Nest]:

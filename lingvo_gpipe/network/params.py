@@ -42,9 +42,6 @@ class PipelineParams(hyperparams.Configurable.Params):
     num_replicas: int = hyperparams.field(
         1, "R: replicas of the pipeline, each of K devices and a part of the M micro-batches."
     )
-    micro_batch_size: int | None = hyperparams.field(
-        None, "Examples per micro-batch, instead of M; the last micro-batch may be smaller."
-    )
     group_size: int = hyperparams.field(
         128,
         "Most micro-batches for each replica that the trainer runs as one graph, which takes some "
@@ -256,7 +253,6 @@ def uncut(params: _Pipeline) -> _Pipeline:
         cells_per_device=None,
         num_micro_batches=1,
         num_replicas=1,
-        micro_batch_size=None,
         schedule="gpipe",
         recompute="full",
         cuts=None,

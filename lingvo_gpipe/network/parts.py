@@ -26,13 +26,11 @@ class ReplicaPart:
         replica: its number.
         num_replicas: R.
         num_micro_batches: M that the Params set, of all replicas.
-        micro_batch_size: see `PipelineParams`.
     """
 
     replica: int
     num_replicas: int
     num_micro_batches: int
-    micro_batch_size: int | None
 
     @classmethod
     def of(cls, params: PipelineParams, replica: int) -> ReplicaPart:
@@ -41,16 +39,15 @@ class ReplicaPart:
             replica,
             params.num_replicas,
             params.num_micro_batches,
-            params.micro_batch_size,
         )
 
     def examples(self, num_examples: int) -> range:
         """Return the numbers of its examples in a mini-batch of N.
 
-        >>> ReplicaPart(1, 2, 4, None).examples(10)
+        >>> ReplicaPart(1, 2, 4).examples(10)
         range(6, 10)
         """
-        sizes = micro_batches.sizes(num_examples, self.num_micro_batches, self.micro_batch_size)
+        sizes = micro_batches.sizes(num_examples, self.num_micro_batches)
         share = replicas.shares(len(sizes), self.num_replicas)[self.replica]
         return range(sum(sizes[: share.start]), sum(sizes[: share.stop]))
 

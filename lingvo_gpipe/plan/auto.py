@@ -49,8 +49,7 @@ class Candidate:
         """What was chosen: `zb_h1 V=2 M=16 never`."""
         model = self.model
         V = f" V={model.cells_per_device}" if model.cells_per_device != 1 else ""
-        M = f" M={model.num_micro_batches}" if model.micro_batch_size is None else ""
-        return f"{model.schedule}{V}{M} {model.recompute}"
+        return f"{model.schedule}{V} M={model.num_micro_batches} {model.recompute}"
 
     @property
     def programs(self) -> tuple[int, bool, bool]:
@@ -205,7 +204,7 @@ def counts(
     """
     num_examples = micro_batches.batch_size(fields, model.unbatched)
     num_devices = model.num_partitions * model.num_replicas
-    if not _has_open_count(model) or min(num_devices, num_examples) == 1:
+    if model.num_micro_batches != 1 or min(num_devices, num_examples) == 1:
         return [None], ""
     layers = network.layer_params(model)
     if goes_on:
@@ -248,7 +247,7 @@ def resolved(
     result = task.copy()
     of_run = kept or {}
     has_devices = of_run.get("model.num_partitions") == repr(task.model.num_partitions)
-    fields = ["num_micro_batches"] if _has_open_count(task.model) else []
+    fields = ["num_micro_batches"] if task.model.num_micro_batches == 1 else []
     if has_devices and not (trains and _sets_others(task.model, of_run)):
         fields += [field for field in _CHOSEN if field != "cuts" or task.model.cuts is None]
     for path in (f"model.{field}" for field in fields):
@@ -374,8 +373,3 @@ def _fastest_measured(candidates: Sequence[Candidate], plan: Planner) -> Candida
             if measured_s < (1 - _TOLERANCE) * best_s:
                 best, best_s = candidate, measured_s
     return best
-
-
-def _has_open_count(model: network.PipelineParams) -> bool:
-    """Return whether nobody has set how a mini-batch is divided."""
-    return model.num_micro_batches == 1 and model.micro_batch_size is None

@@ -77,8 +77,8 @@ def make(
     if table.num_micro_batches != num_micro_batches:
         raise ScheduleError(
             f"{source} has {_count(table.num_micro_batches, 'micro-batch', 'es')}, but this "
-            f"mini-batch is cut into {num_micro_batches}. Cut it into as many (num_micro_batches, "
-            "micro_batch_size), or write slots for each"
+            f"mini-batch is cut into {num_micro_batches}. Cut it into as many "
+            "(num_micro_batches), or write slots for each"
         )
     if cells_per_device is not None and table.num_cells != num_devices * cells_per_device:
         raise ScheduleError(

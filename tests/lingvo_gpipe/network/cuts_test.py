@@ -208,9 +208,7 @@ def test_more_partitions_than_layers_are_refused() -> None:
     assert text == "num_partitions=99, but there are 2 layers. Use 1 to 2"
 
 
-@pytest.mark.parametrize(
-    "field", ["num_partitions", "cells_per_device", "num_micro_batches", "micro_batch_size"]
-)
+@pytest.mark.parametrize("field", ["num_partitions", "cells_per_device", "num_micro_batches"])
 def test_counts_begin_at_one(field: str) -> None:
     text = text_of(errors.PartitionError, dense(4), **{field: 0})
     assert text == f"{field}=0, but it must be at least 1"

@@ -23,8 +23,6 @@ def params(**fields: object) -> network.PipelineParams:
         ({"num_micro_batches": 129}, 43),
         ({"num_micro_batches": 512}, 128),
         ({"num_micro_batches": 300}, 100),
-        ({"micro_batch_size": 2}, 128),
-        ({"micro_batch_size": 2, "num_replicas": 2}, 256),
         ({"num_micro_batches": 257}, None),  # no divisor fits
         ({"num_micro_batches": 514}, None),  # groups of 2 would mostly fill and drain
         ({"num_micro_batches": 12, "group_size": 5}, 4),
@@ -37,7 +35,6 @@ def params(**fields: object) -> network.PipelineParams:
         # What is refused elsewhere.
         ({"num_micro_batches": 512, "num_replicas": 0}, None),
         ({"num_micro_batches": 0}, None),
-        ({"micro_batch_size": 0}, None),
     ],
 )
 def test_the_size_of_a_group(fields: dict[str, object], expected: int | None) -> None:
@@ -53,11 +50,6 @@ def test_the_size_of_a_group(fields: dict[str, object], expected: int | None) ->
         ({"num_micro_batches": 12}, 10, [4, 4, 2]),  # a short mini-batch: one example in each
         ({"num_micro_batches": 12}, 3, [3]),
         ({"num_micro_batches": 9}, 23, [3, 3, 3]),
-        ({"micro_batch_size": 3}, 36, [4, 4, 4]),
-        ({"micro_batch_size": 3}, 34, [4, 4, 4]),
-        ({"micro_batch_size": 3}, 28, [4, 4, 2]),
-        ({"micro_batch_size": 3}, 7, [3]),
-        ({"micro_batch_size": 1}, 17, [4, 4, 4, 4, 1]),
     ],
 )
 def test_they_have_the_micro_batches_of_the_mini_batch(
@@ -92,15 +84,11 @@ def test_more_micro_batches_than_examples_are_as_many_as_examples(
     assert micro_batches.sizes_of(made.params, whole.fields) == (2,) * number
 
 
-@pytest.mark.parametrize("fields", [{"num_micro_batches": 512}, {"micro_batch_size": 2}])
-def test_a_mini_batch_without_examples_is_left_to_what_refuses_it(
-    fields: dict[str, object],
-) -> None:
+def test_a_mini_batch_without_examples_is_refused() -> None:
     empty = {"x": tf.zeros([0, 3])}
-    made = groups.make(params(**fields), {"x": tf.TensorSpec([1024, 3])})
-    assert [group.fields for group in made.divided(empty)] == [empty]
+    made = groups.make(params(num_micro_batches=512), {"x": tf.TensorSpec([1024, 3])})
     with pytest.raises(errors.InputError, match="has no examples"):
-        micro_batches.sizes_of(made.params, empty)
+        made.divided(empty)
 
 
 def test_a_field_without_examples_is_in_each_group() -> None:

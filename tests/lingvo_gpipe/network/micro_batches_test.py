@@ -46,14 +46,6 @@ def test_sizes_by_number(examples: int, count: int, sizes: tuple[int, ...]) -> N
     assert micro_batches.sizes(examples, count) == sizes
 
 
-@pytest.mark.parametrize(
-    ("examples", "size", "sizes"),
-    [(8, 4, (4, 4)), (10, 4, (4, 4, 2)), (3, 4, (3,)), (4, 1, (1, 1, 1, 1))],
-)
-def test_sizes_by_micro_batch_size(examples: int, size: int, sizes: tuple[int, ...]) -> None:
-    assert micro_batches.sizes(examples, 1, micro_batch_size=size) == sizes
-
-
 @hypothesis.given(st.integers(1, 300), st.integers(1, 40))
 def test_sizes_add_up_and_larger_ones_come_first(examples: int, count: int) -> None:
     sizes = micro_batches.sizes(examples, count)

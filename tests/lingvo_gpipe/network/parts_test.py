@@ -16,25 +16,22 @@ from lingvo_gpipe.network import micro_batches, parts, replicas
 NUM_EXAMPLES = 7
 
 
-def part(
-    replica: int, num_replicas: int, num_micro_batches: int, size: int | None
-) -> parts.ReplicaPart:
-    return parts.ReplicaPart(replica, num_replicas, num_micro_batches, size)
+def part(replica: int, num_replicas: int, num_micro_batches: int) -> parts.ReplicaPart:
+    return parts.ReplicaPart(replica, num_replicas, num_micro_batches)
 
 
 @given(
     num_examples=strategies.integers(1, 40),
     num_micro_batches=strategies.integers(1, 12),
-    micro_batch_size=strategies.none() | strategies.integers(1, 9),
     num_replicas=strategies.integers(1, 5),
 )
 def test_parts_are_what_replicas_compute(
-    num_examples: int, num_micro_batches: int, micro_batch_size: int | None, num_replicas: int
+    num_examples: int, num_micro_batches: int, num_replicas: int
 ) -> None:
-    sizes = micro_batches.sizes(num_examples, num_micro_batches, micro_batch_size)
+    sizes = micro_batches.sizes(num_examples, num_micro_batches)
     expected = [sum(sizes[m] for m in share) for share in replicas.shares(len(sizes), num_replicas)]
     found = [
-        part(replica, num_replicas, num_micro_batches, micro_batch_size).examples(num_examples)
+        part(replica, num_replicas, num_micro_batches).examples(num_examples)
         for replica in range(num_replicas)
     ]
     assert [len(one) for one in found] == expected
@@ -52,7 +49,7 @@ def batch() -> dict[str, tf.Tensor]:
 
 def in_parts(num_replicas: int = 3) -> parts.InParts:
     """Return the mini-batch in the parts of 4 micro-batches: 4, 2 and 1 examples."""
-    return parts.InParts([part(r, num_replicas, 4, None).cut(batch()) for r in range(3)])
+    return parts.InParts([part(r, num_replicas, 4).cut(batch()) for r in range(3)])
 
 
 def test_parts_are_joined_where_a_field_is_looked_up() -> None:

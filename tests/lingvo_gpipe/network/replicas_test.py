@@ -87,10 +87,6 @@ def test_the_first_share_is_a_pipeline_without_replicas() -> None:
             {"num_replicas": 3, "num_micro_batches": 2},
             "num_replicas=3, but a mini-batch has 2 micro-batches in all",
         ),
-        (
-            {"num_replicas": 3, "micro_batch_size": 4},
-            "num_replicas=3, but a mini-batch has 2 micro-batches in all",
-        ),
         ({"num_replicas": 2}, "num_replicas=2, but a mini-batch has 1 micro-batch in all"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, task
+from lingvo_gpipe import errors, layers
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, step_plan
 from lingvo_gpipe.run import evaluation, learner, loop
@@ -74,24 +74,6 @@ def test_a_group_without_a_micro_batch_is_refused(tmp_path: Path) -> None:
         loop.run(task_of(0), tmp_path)
 
 
-def test_an_evaluation_of_any_size_runs_in_groups(tmp_path: Path) -> None:
-    """Training has one group; the evaluation's mini-batches have 11 and 2 examples."""
-    found = []
-    for group_size in (128, 3):
-        params = tiny_task(max_steps=1)
-        params.model.set(num_micro_batches=1, micro_batch_size=3, group_size=group_size)
-        params.input.set(batch_size=8, eval_batch_size=11)
-        found.append(loop.run(params, tmp_path / str(group_size), evaluate=True).metrics)
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    source = params.input.instantiate()
-    made = task.groups_of(params, source.element_spec(training=True))
-    assert made.count == 1
-    sizes = [
-        [len(g.fields["label"]) for g in made.divided(batch)] for batch in source.evaluation("test")
-    ]
-    assert sizes == [[6, 5], [2]]
-
-
 def test_a_loss_that_is_a_sum_is_that_of_the_mini_batch() -> None:
     """In groups, and read in parts: its divisor is 1, however the mini-batch runs."""
     found = []
@@ -145,7 +127,7 @@ def test_places_are_those_in_the_mini_batch() -> None:
 
 
 def test_counts_that_are_refused_elsewhere_are_refused(tmp_path: Path) -> None:
-    for fields in ({"num_replicas": 0}, {"num_micro_batches": 0}, {"micro_batch_size": 0}):
+    for fields in ({"num_replicas": 0}, {"num_micro_batches": 0}):
         params = tiny_task(max_steps=1)
         params.model.set(**fields)
         with pytest.raises(errors.PartitionError, match=next(iter(fields))):

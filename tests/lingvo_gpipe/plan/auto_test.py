@@ -270,7 +270,6 @@ def test_memory_requires_more_micro_batches() -> None:
     ("inside", "model", "count", "note"),
     [
         ((), {"num_micro_batches": 4}, 4, ""),
-        ((), {"micro_batch_size": 8}, 2, ""),
         ((), {"num_partitions": 1, "cells_per_device": 1}, 1, ""),
         (
             (),

@@ -197,7 +197,6 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(limit: int) -> None:
 @pytest.mark.parametrize(
     ("grow", "model", "largest_value"),
     [
-        ("model.micro_batch_size", {"num_replicas": 2, "micro_batch_size": 1}, 7),
         ("model.num_replicas", {"num_micro_batches": 2}, 2),
     ],
 )
@@ -209,7 +208,7 @@ def test_values_that_are_refused_end_no_search(
     task.model.set(**model)
     found = largest.find(largest.family(task, grow), 1, 2**40)
     assert (found.value, found.is_largest) == (largest_value, True)
-    task.model.set(num_replicas=9, micro_batch_size=None)
+    task.model.set(num_replicas=9)
     with pytest.raises(errors.ParamsError, match=r"^--grow=model.seed: num_replicas=9, but a"):
         report.plan(task, partitions=1, fit="1GiB", grow="model.seed")
 

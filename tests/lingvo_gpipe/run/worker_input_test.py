@@ -260,8 +260,7 @@ class Ragged(Stored):
 def in_parts(own: Input, token: str, num_replicas: int, num_micro_batches: int) -> WorkerInput:
     """Return an input that a worker reads for each replica."""
     of_replicas = [
-        ReplicaPart(replica, num_replicas, num_micro_batches, None)
-        for replica in range(num_replicas)
+        ReplicaPart(replica, num_replicas, num_micro_batches) for replica in range(num_replicas)
     ]
     return WorkerInput(own, [DEVICE] * num_replicas, of_replicas, token)
 
@@ -302,7 +301,7 @@ def test_a_worker_reads_only_its_part(tmp_path: Path, token: str) -> None:
     read = in_parts(own, token, 2, 2)
     with pytest.raises(errors.InputError, match="mini-batch 2 cannot be read"):
         next(iter(read.batches(1, 2)))
-    second = own.part(ReplicaPart(1, 2, 2, None), 1, 2)
+    second = own.part(ReplicaPart(1, 2, 2), 1, 2)
     assert arrays(second, ["id"], 1) == [{"id": (tf.int32, (2,), [10, 0])}]
 
 

@@ -59,7 +59,7 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
         (
             "0F0,0B0\n1F0,1B0",
             "the schedule's text has 1 micro-batch, but this mini-batch is cut into 3. Cut it "
-            "into as many (num_micro_batches, micro_batch_size), or write slots for each",
+            "into as many (num_micro_batches), or write slots for each",
         ),
     ],
 )

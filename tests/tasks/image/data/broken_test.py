@@ -90,7 +90,7 @@ def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
     assert len(evaluated) > 1
     found, counts = [], []
     for replica in range(2):
-        own = ReplicaPart(replica, 2, micro_batches, None)
+        own = ReplicaPart(replica, 2, micro_batches)
         source = folder_input(folder, **more)
         batches = source.part(own, 7, 2)
         found.append(drawn(batches, 4))

@@ -10,7 +10,7 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.errors import PartitionError
 from lingvo_gpipe.layers import slices
 from lingvo_gpipe.network import capacity, partition
-from lingvo_gpipe.network.params import PipelineParams, divided, stated_cuts
+from lingvo_gpipe.network.params import PipelineParams, divided
 from lingvo_gpipe.network.wired_layers import LayerInfo, WiredLayers
 from lingvo_gpipe.schedule import recompute, shared_devices
 from lingvo_gpipe.schedule.table import Table
@@ -42,7 +42,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
         PartitionError: the cuts in the Params do not fit, or no cut fits the devices' memory.
     """
     params, table = layers.params, settings.table
-    stated = stated_cuts(params)
+    stated = params.cuts
     _check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
     if stated is not None:
         return _checked(stated, len(layers.layers), table.num_cells)

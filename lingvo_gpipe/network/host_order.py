@@ -144,8 +144,7 @@ def of_network(
     if not _has_choice(hosts, num_devices):
         return replica_by_replica(hosts)
     params_of_one, fields = replicas.first_share(params, fields)
-    if not params_of_one.cells:
-        params_of_one.set(cuts=cuts)
+    params_of_one.set(cuts=cuts)
     analysis = analyze(params_of_one, fields)
     exchange = Exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
     between_cells = links(analysis, Stream(analysis))

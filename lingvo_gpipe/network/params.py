@@ -20,9 +20,6 @@ class PipelineParams(hyperparams.Configurable.Params):
 
     name: str = hyperparams.field("", "Name of the network in messages.")
     layers: list[base.Layer.Params] = hyperparams.field([], "The layers, in order.")
-    cells: list[list[base.Layer.Params]] = hyperparams.field(
-        [], "Ready cells, each a list of layers, instead of `layers` and `cuts`."
-    )
     slices: dict[str, int | tuple[int, ...]] = hyperparams.field(
         {},
         "Pattern of names of layers → number of equal slices of each such layer, or the size of "
@@ -122,8 +119,7 @@ class PipelineParams(hyperparams.Configurable.Params):
         """The network's precision policy: of its fields, losses and layers without their own."""
         dtype = self.dtype
         if dtype is None:
-            layers = [layer for cell in self.cells for layer in cell] or self.layers
-            dtype = "float64" if any(layer.dtype == "float64" for layer in layers) else None
+            dtype = "float64" if any(layer.dtype == "float64" for layer in self.layers) else None
         return precision.policy(dtype)
 
 
@@ -139,14 +135,6 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
     layers = [part for layer in named for part in layer.consecutive(named)]
     _check_names(layers)
     return layers
-
-
-def stated_cuts(params: PipelineParams) -> tuple[int, ...] | None:
-    """Return the number of layers in each cell as `cells` or `cuts` state it; None: neither."""
-    if not params.cells:
-        return params.cuts
-    layers = iter(_named(params))
-    return tuple(sum(len(next(layers).consecutive()) for _ in cell) for cell in params.cells)
 
 
 def compiled_cells(params: PipelineParams, num_cells: int) -> tuple[bool, ...]:
@@ -179,14 +167,10 @@ def divided(
 
 
 def _named(params: PipelineParams) -> list[base.Layer.Params]:
-    """Return copies of the params in `layers` or `cells`, with names and the network's fields."""
-    layers = [layer for cell in params.cells for layer in cell] if params.cells else params.layers
+    """Return copies of the params in `layers`, with names and the network's fields."""
+    layers = params.layers
     if not layers:
         raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
-    if params.cells and params.layers:
-        raise errors.LayerError("give `layers` or ready `cells`, not both")
-    if params.cells and params.cuts is not None:
-        raise errors.LayerError("ready `cells` are cut already: give `cuts` with `layers` alone")
     taken = {layer.name for layer in layers if layer.name}
     numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
     copies = []
@@ -247,8 +231,6 @@ def uncut(params: _Pipeline) -> _Pipeline:
     """Return a copy of a network's params with one cell and one micro-batch."""
     copy = params.copy()
     copy.set(
-        layers=[layer for cell in params.cells for layer in cell] or params.layers,
-        cells=[],
         num_partitions=1,
         cells_per_device=None,
         num_micro_batches=1,

@@ -85,8 +85,7 @@ class Choice:
         """Set what is chosen in the params of a network."""
         for field in (*_CHOSEN, "num_micro_batches"):
             model.set(**{field: self.best.model.get(field)})
-        if not model.cells:
-            model.cuts = self.best.plan.analysis.cuts
+        model.cuts = self.best.plan.analysis.cuts
 
     def lines(self) -> list[str]:
         """Return what was chosen, and from what, as text."""

@@ -75,7 +75,7 @@ def _plan(task: Task.Params, cluster: hosts.Hosts | None, *, profile: bool) -> s
     if profile:
         planned = step_plan.with_update(planned, resolved)
     lines += [render(planned), ""]
-    if profile and resolved.model.cuts is None and not resolved.model.cells:
+    if profile and resolved.model.cuts is None:
         lines.append(
             "these cuts are by measured time; for training, which cuts by FLOPs, set them: "
             f"--params_override='model.cuts={planned.analysis.cuts}'"

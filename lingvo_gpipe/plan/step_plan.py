@@ -351,7 +351,7 @@ def _analyzed(
     """
     one, fields_of_one = replicas.first_share(params, fields)
     # Replicas change an automatic cut within `device_memory` alone.
-    are_cut_together = params.num_replicas > 1 and params.device_memory and not params.cells
+    are_cut_together = params.num_replicas > 1 and params.device_memory
 
     def analyze(costs: tuple[tuple[float, ...], ...] | None = None) -> network.Analysis:
         if are_cut_together:

@@ -252,12 +252,6 @@ def test_a_cost_in_params_is_divided() -> None:
     assert costs[3:] == (1.0, 3.0, 0.0)
 
 
-def test_ready_cells_count_slices() -> None:
-    first, middle, last = language_net(2)
-    params = pipelining.PipeliningLayer.Params(cells=[[first, middle], [last]], num_partitions=2)
-    assert network.analyze(params, TOKENS).cuts == (3, 3)
-
-
 def test_an_override_sets_the_number_of_slices() -> None:
     params = pipelining.PipeliningLayer.Params(layers=language_net(2, tie=False))
     params.set_path("layers[0].slices", 8)

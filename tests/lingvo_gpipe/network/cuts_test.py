@@ -17,23 +17,8 @@ from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_he
 # --- cuts and costs -------------------------------------------------------------------------------
 
 
-def test_ready_cells_are_the_cut() -> None:
-    cells = [[dense(4)], [dense(5), dense(4)], [dense(3), error_head()]]
-    found = network.analyze(network.PipelineParams(cells=cells, num_partitions=3), FIELDS)
-    assert found.cuts == (1, 2, 2)
-    assert [layer.name for layer in found.layers][:3] == ["dense", "dense_1", "dense_2"]
-    flat = analyze(*[layer for cell in cells for layer in cell], num_partitions=3, cuts=(1, 2, 2))
-    assert list(flat.variables) == list(found.variables)
-    assert [(c.layers, c.imports, c.exports) for c in flat.cells] == [
-        (c.layers, c.imports, c.exports) for c in found.cells
-    ]
-
-
-def test_ready_cells_of_another_number_are_refused() -> None:
-    own = network.PipelineParams(cells=[[dense(4)], [dense(3)]])
-    with pytest.raises(errors.PartitionError) as error:
-        network.analyze(own, FIELDS)
-    assert str(error.value) == (
+def test_cuts_of_another_number_are_refused() -> None:
+    assert text_of(errors.PartitionError, dense(4), dense(3), cuts=(1, 1)) == (
         "cuts=[1, 1] has 2 cells, but num_partitions=1. Give each cell's number of layers, "
         "or cuts=None to cut by cost, or set num_partitions=2"
     )
@@ -49,18 +34,6 @@ def test_ready_cells_of_another_number_are_refused() -> None:
 def test_cuts_that_do_not_fit_are_refused(cuts: tuple[int, ...], text: str) -> None:
     own = {"num_partitions": 3, "cuts": cuts}
     assert text_of(errors.PartitionError, *[dense(4)] * 6, **own) == text
-
-
-def test_layers_and_cells_together_are_refused() -> None:
-    own = network.PipelineParams(layers=[dense(3)], cells=[[dense(3)]])
-    with pytest.raises(errors.LayerError, match=r"^give `layers` or ready `cells`, not both$"):
-        network.analyze(own, FIELDS)
-
-
-def test_cuts_beside_ready_cells_are_refused() -> None:
-    own = network.PipelineParams(cells=[[dense(3)]], cuts=(1,))
-    with pytest.raises(errors.LayerError, match=r"^ready `cells` are cut already: give `cuts` "):
-        network.analyze(own, FIELDS)
 
 
 def test_a_table_of_several_cells_per_device_is_named_where_cuts_do_not_fit() -> None:

@@ -215,7 +215,7 @@ class SoftmaxSlice(Layer):
             "log_sum_exp": tf.reduce_logsumexp(logits, -1),
             "label_logit": tf.where(found, own, tf.zeros_like(own)),
             "largest": tf.reduce_max(fixed, -1),
-            "largest_id": tf.argmax(fixed, -1, tf.int32) + p.first,
+            "largest_id": heads.place_of_largest(fixed) + p.first,
         }
         if p.sums_logits:
             sums["logit_sum"] = tf.reduce_sum(logits, -1)

@@ -8,7 +8,7 @@ questions that do not fit are recorded as left out. Questions that measure neith
 are asked beside each other.
 
 With `--cpu`, everything runs at toy size on logical CPU devices, which shows that the questions
-themselves work. `docs/measurements.md` says what each of them is for.
+themselves work. `docs/measurements.md` has the answers of one card.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ QUESTIONS = (
     Question("card", 60),
     Question("sameness", 100, processes=6),
     Question("memory", 80, processes=4, measures=True),
-    Question("largest", 110, measures=True),
-    Question("speed", 130, measures=True),
-    Question("pytorch", 60, measures=True),
+    Question("largest", 280, measures=True),
+    Question("speed", 280, measures=True),
+    Question("pytorch", 90, measures=True),
     Question("calls", 40, measures=True),
     Question("timeline", 40, measures=True),
     Question("placement", 60),
     Question("out_of_memory", 60),
     Question("nonfinite", 60),
     Question("strings", 60),
-    Question("repetition", 60),
+    Question("repetition", 60, processes=2),
     Question("checkpoint", 60),
     Question("workers", 90),
 )
@@ -81,6 +81,7 @@ class Record:
         self.path = folder / "results.json"
         self._log = folder / "log.txt"
         self._lock = threading.Lock()
+        self._begun_s = time.monotonic()
         self._questions: dict[str, dict[str, Any]] = {}
 
     def note(self, question: str, name: str, value: Any) -> None:
@@ -90,7 +91,8 @@ class Record:
             text = f"FAILED {value['error'].strip().splitlines()[-1]}"
         with self._lock:
             self._questions.setdefault(question, {})[name] = value
-            print(f"{question}: {name}: {text}"[:_SHOWN], flush=True)
+            after_s = time.monotonic() - self._begun_s
+            print(f"{after_s:4.0f} s {question}: {name}: {text}"[:_SHOWN], flush=True)
             partial = self.path.with_suffix(".writing")
             partial.write_text(json.dumps(self._questions, indent=1), encoding="utf-8")
             partial.replace(self.path)

@@ -20,7 +20,7 @@ from tests.networks import sameness_nets
 
 FOLDER = Path(frame.__file__).parent
 # Question → number of processes that share its cases; only the first one's are tried here.
-SHARED = {"sameness": 2, "memory": 9, "speed": 3, "repetition": 2}
+SHARED = {"sameness": 2, "memory": 9, "speed": 3}
 
 
 def failures(value: Any) -> list[str]:

@@ -17,7 +17,7 @@ by `lingvo_gpipe.run.loop`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,6 @@ from lingvo_gpipe import errors, hyperparams, optim
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
-
-Logs = Mapping[str, float]
 
 
 class Callback(hyperparams.Configurable, keras.callbacks.Callback):

@@ -25,9 +25,6 @@ class Start(hyperparams.Params):
     without: tuple[str, ...] = hyperparams.field(
         (), "Glob patterns of variable paths that are not taken, such as classifier/*."
     )
-    averages: bool = hyperparams.field(
-        True, "Takes the checkpoint's averages as weights and statistics, where it has them."
-    )
 
 
 class Train(optim.Updater.Params):

@@ -378,7 +378,7 @@ class Executor:
         return len(sizes)
 
     def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
-        """Refuse labels and ids that no layer takes (`check_values`); return the parts to run.
+        """Refuse labels and ids that no layer takes; return the parts to run.
 
         In a caller's function values are not known yet. Where a cell is on an accelerator, using
         the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
@@ -386,8 +386,6 @@ class Executor:
         Raises:
             InputError: a value that no layer takes, outside of a caller's function.
         """
-        if not self._params.check_values:
-            return parts
         if not tf.inside_function():
             self.analysis.check_values(*parts)
         elif not all(":CPU:" in name for names in self.devices for name in names):

@@ -126,8 +126,8 @@ class BlockParams(slices.SlicedParams, composite.Composite.Params):
         """
         if self.cost is not None:
             raise errors.LayerError(
-                f"{base.describe(self)}: cost={self.cost}, but it is several layers. Set the "
-                "network's costs, or leave the field empty"
+                f"{base.describe(self)}: cost={self.cost}, but it is several layers. Leave the "
+                "field empty"
             )
         x, normed, total = (f"{self.name}_{part}" for part in ("x", "normed", "sum"))
         inner = {path: to for path, to in self.tie.items() if path.startswith("feed_forward/")}

@@ -79,7 +79,7 @@ class Embedding(Layer):
 
     Variable: table [vocabulary, units], which is read in the master dtype: the rows are cast, not
     the table, and gradients of a row that is read often are summed in the table's dtype. An id
-    outside is refused before the step (`check_values`). FLOPs: 0.
+    outside is refused before the step (`Analysis.check_values`). FLOPs: 0.
 
     In N slices it is the layers {name}_0, {name}_1, … (EmbeddingSlice), each with the rows of
     consecutive ids. Initial values are distributed as those of one table.

@@ -243,7 +243,7 @@ def analyze(
     Args:
         params: params of the network.
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec` with static shapes.
-        costs: `Cell.costs` of each cell; None: those of `params` and of the layers, or FLOPs.
+        costs: `Cell.costs` of each cell; None: those of the layers, or FLOPs.
 
     Raises:
         UserError: names, shapes, cuts, ties or policies do not match; the text says where.

@@ -173,16 +173,8 @@ def costs_by_cell(
         reuses: for each cell, how its backward gets the forward.
 
     Raises:
-        PartitionError: a cost is negative or not finite, or the number of costs is wrong.
+        PartitionError: a cost is negative or not finite.
     """
-    stated = layers.params.costs
-    if stated is not None:
-        if len(stated) != len(layers.layers):
-            raise PartitionError(
-                f"costs has {len(stated)} numbers for {len(layers.layers)} layers. Give one for "
-                "each"
-            )
-        return (tuple(stated),) * len(reuses)
     rows = recompute.costs(reuses, [_flops(layer) for layer in layers.layers])
     of_layers = {
         layer.index: layer.params.cost for layer in layers.layers if layer.params.cost is not None

@@ -58,9 +58,6 @@ class PipelineParams(hyperparams.Configurable.Params):
         None,
         "Layers per cell; None: an automatic cut, with the heaviest cell as light as possible.",
     )
-    costs: tuple[float, ...] | None = hyperparams.field(
-        None, "Cost per layer, such as measured seconds; None: FLOPs, or the layer's `cost`."
-    )
     device_speeds: tuple[float, ...] = hyperparams.field(
         (), "Relative speed of each device, for an automatic cut; empty: all equal."
     )
@@ -106,11 +103,6 @@ class PipelineParams(hyperparams.Configurable.Params):
     )
     fuse: bool = hyperparams.field(
         True, "Fuses the last cell's forward and backward where the table has them in a row."
-    )
-    check_values: bool = hyperparams.field(
-        True,
-        "Looks for labels and ids out of range in each mini-batch, before its step. On GPUs they "
-        "would be read as zeros.",
     )
     seed: int = hyperparams.field(0, "Seed of the initial weights and of every random number.")
 
@@ -238,7 +230,6 @@ def uncut(params: _Pipeline) -> _Pipeline:
         schedule="gpipe",
         recompute="full",
         cuts=None,
-        costs=None,
         devices=None,
         device_speeds=(),
         device_memory=None,

@@ -208,7 +208,7 @@ def counts(
     layers = network.layer_params(model)
     if goes_on:
         reason: str | None = "the run began so"
-    elif not is_measured and (model.costs or any(layer.cost is not None for layer in layers)):
+    elif not is_measured and any(layer.cost is not None for layer in layers):
         reason = "costs are stated for micro-batches of one size"
     else:
         reason = micro_batch_dependence.reason(network.analyze(network.uncut(model), fields))

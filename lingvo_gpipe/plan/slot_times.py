@@ -25,8 +25,7 @@ def by_flops(analysis: network.Analysis, per_s: float = 1.0) -> tuple[Work, ...]
     times = []
     for layer in analysis.layers:
         forward, backward = layer.meta.flops_forward / per_s, layer.meta.flops_backward / per_s
-        costs = analysis.params.costs
-        stated = layer.params.cost if costs is None else costs[layer.index]
+        stated = layer.params.cost
         if not layer.has_gradient:
             forward = forward if stated is None else stated / per_s
             times.append(Work(forward, 0.0, 0.0, forward))

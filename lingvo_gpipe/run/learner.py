@@ -149,9 +149,8 @@ class Learner:
         Args:
             batches: the mini-batches of the update, each name → nest of tensors.
         """
-        if self.pipe.params.check_values:
-            for batch in batches:
-                self.pipe.analysis.check_values(*parts.of_batch(batch))
+        for batch in batches:
+            self.pipe.analysis.check_values(*parts.of_batch(batch))
         cut = list(self._groups(batches))
         try:
             return self._update([group for group, _ in cut])

@@ -81,6 +81,8 @@ def start_from(
 ) -> None:
     """Start a run with the weights and statistics of another network's checkpoint that fit.
 
+    Averages are taken in their place where the checkpoint has them.
+
     Args:
         start: path of the checkpoint, or of a directory of them.
         learner: the network to train.
@@ -92,13 +94,12 @@ def start_from(
         UserError: there is no such checkpoint, it has no variable that fits, or a pattern of
             `train.start.without` matches nothing.
     """
-    by_path, settings = learner.pipe.by_path, params.train.start
-    skipped = _matching(settings.without, by_path)
-    kinds = (keys.average, keys.variable) if settings.averages else (keys.variable,)
+    by_path = learner.pipe.by_path
+    skipped = _matching(params.train.start.without, by_path)
     candidates = {
         path: [
             learner.saved_parts.get(key(path)) or keys.Part(key(path), tuple(variable.shape))
-            for key in kinds
+            for key in (keys.average, keys.variable)
         ]
         for path, variable in by_path.items()
         if path not in skipped

@@ -166,7 +166,7 @@ class RunWriters:
         planned = step_plan.make(pipe.params, pipe.analysis.fields).timeline
         self._planned_bubble = planned.bubble_share
         self.train.text(step, "params", params.to_text())
-        costs = [pipe.params.costs, *(info.params.cost for info in pipe.analysis.layers)]
+        costs = [info.params.cost for info in pipe.analysis.layers]
         unit = "FLOPs" if all(cost is None for cost in costs) else "of stated cost"
         self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
         self.train.text(step, "model", describe.describe_network(pipe.params, pipe.analysis.fields))

@@ -8,12 +8,9 @@ from tests.tiny_task import tiny_task
 
 def test_what_is_read_at_the_beginning_alone_may_change() -> None:
     params = tiny_task()
-    params.train.start.set(without=("head/*",), averages=False)
+    params.train.start.without = ("head/*",)
     found = task.change(tiny_task().to_text(), params.to_text())
-    assert found.lines == (
-        "train.start.without: () -> ('head/*',)",
-        "train.start.averages: True -> False",
-    )
+    assert found.lines == ("train.start.without: () -> ('head/*',)",)
     assert found.refused == ()
 
 

@@ -195,9 +195,10 @@ def test_the_cause_of_every_error_is_named(
 @pytest.mark.parametrize("fault", ["label", "id"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_value_out_of_range_is_named_where_it_is_looked_for_only_after_the_error(
-    fault: str, k: int
+    fault: str, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(fault, k, "1f1b", "value_and_gradients", check_values=False)
+    monkeypatch.setattr(executor.Executor, "checked", lambda _, *parts: parts)
+    check(fault, k, "1f1b", "value_and_gradients")
 
 
 class Huge(layers.Layer):

@@ -430,8 +430,7 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
                     name="t", units=4, heads=1, hidden=3, slices=2, cost=1.0
                 )
             ],
-            "t (TransformerLayer): cost=1.0, but it is several layers. Set the network's costs, or "
-            "leave the field empty",
+            "t (TransformerLayer): cost=1.0, but it is several layers. Leave the field empty",
         ),
         (
             lambda: language_net(kernel_init="Orthogonal", kernel_init_args={}),

@@ -138,18 +138,6 @@ def test_a_layers_stated_cost_is_taken() -> None:
     assert [cell.costs for cell in found.cells] == [(1.0, 1.0, 1.0, 9.0)] * 2
 
 
-def test_given_costs_replace_all() -> None:
-    given = [dense(4, cost=7.0), dense(4), dense(4), dense(4)]
-    found = analyze(*given, num_partitions=2, costs=(1.0, 1.0, 1.0, 5.0))
-    assert found.cuts == (3, 1)
-    assert [cell.costs for cell in found.cells] == [(1.0, 1.0, 1.0, 5.0)] * 2
-
-
-def test_costs_of_another_length_are_refused() -> None:
-    text = text_of(errors.PartitionError, dense(4), dense(4), costs=(1.0,))
-    assert text == "costs has 1 numbers for 2 layers. Give one for each"
-
-
 def test_cells_per_device_are_cut_and_placed() -> None:
     own = {"num_partitions": 2, "num_micro_batches": 2}
     found = analyze(*[dense(4)] * 6, **own, schedule="interleaved", cells_per_device=3)
@@ -163,12 +151,13 @@ def test_cells_per_device_are_cut_and_placed() -> None:
 
 def test_cells_that_share_devices_are_cut_for_a_short_step() -> None:
     """Even cells would leave three quarters of the work on one device."""
-    own = {"num_partitions": 2, "costs": (1.0, 43.0, 0.0, 22.0, 0.0, 34.0)}
+    own = {"num_partitions": 2}
+    stated = [dense(4, cost=cost) for cost in (1.0, 43.0, 0.0, 22.0, 0.0, 34.0)]
     for memory in (None, "1GiB"):
         given = {**own, "schedule": "interleaved", "device_memory": memory}
-        found = analyze(*[dense(4)] * 6, **given, num_micro_batches=4)
+        found = analyze(*stated, **given, num_micro_batches=4)
         assert found.cuts == (2, 2, 1, 1)
-    assert analyze(*[dense(4)] * 6, **own, schedule="1f1b", num_micro_batches=4).cuts == (2, 4)
+    assert analyze(*stated, **own, schedule="1f1b", num_micro_batches=4).cuts == (2, 4)
 
 
 def test_a_network_without_cuts_has_one_cell_per_device() -> None:

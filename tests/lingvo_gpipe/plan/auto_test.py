@@ -272,8 +272,8 @@ def test_memory_requires_more_micro_batches() -> None:
         ((), {"num_micro_batches": 4}, 4, ""),
         ((), {"num_partitions": 1, "cells_per_device": 1}, 1, ""),
         (
-            (),
-            {"costs": (1.0,) * 8},
+            (layers.Dropout.Params(name="free", rate=0.0, cost=1.0),),
+            {},
             1,
             "M stays 1: costs are stated for micro-batches of one size",
         ),

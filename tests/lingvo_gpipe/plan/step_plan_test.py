@@ -215,7 +215,9 @@ def test_a_stated_cost_moves_the_share_and_the_time() -> None:
     assert plan.timeline.busy_s[0] == pytest.approx(3e9)
     assert plan.timeline.busy_s[1] < plan.timeline.busy_s[0]
     # Of all layers.
-    params = regression(2, num_partitions=2, cuts=(1, 2), costs=(30.0, 7.0, 3.0), fuse=False)
+    params = regression(2, num_partitions=2, cuts=(1, 2), fuse=False)
+    for layer, cost in zip(params.layers, (30.0, 7.0, 3.0), strict=True):
+        layer.cost = cost
     plan = step_plan.make(params, points(64))
     assert plan.timeline.busy_s == pytest.approx([30.0, 10.0])
     assert [cell.cost_share for cell in plan.cells] == pytest.approx([0.75, 0.25])

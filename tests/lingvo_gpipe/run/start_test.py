@@ -98,18 +98,14 @@ def begin(params: Any, folder: Path, source: loop.Result) -> tuple[Any, list[str
     return result, lines[: next(n for n, line in enumerate(lines) if line.startswith("to see"))]
 
 
-@pytest.mark.parametrize("averages", [True, False])
-def test_averages_become_weights_by_default(
-    source: loop.Result, tmp_path: Path, averages: bool
-) -> None:
+def test_averages_become_weights(source: loop.Result, tmp_path: Path) -> None:
     params = squares_task(num_partitions=3)
-    params.train.start.averages = averages
     result, lines = begin(params, tmp_path, source)
     assert lines == [f"started from {source.checkpoint}: 9 variables restored"]
     found = values(result)
     paths = {*BODY, *HEAD, *SIDE}
-    assert same(found, values(source, "average" if averages else "variables")) == paths
-    assert not same(found, values(source, "variables" if averages else "average"))
+    assert same(found, values(source, "average")) == paths
+    assert not same(found, values(source, "variables"))
 
 
 def test_weights_of_a_run_without_averages_are_taken_as_they_are(

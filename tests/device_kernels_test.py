@@ -92,7 +92,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     **{name: functools.partial(keras_model, name) for name in families_test.HAND_BUILT},
 }
 POINTS = [
-    *((name, None) for name in FAMILIES),
+    *((name, None) for name in FAMILIES if name != "mt"),
     ("image.digits.ConvNet", "mixed_float16"),
     ("mt", "mixed_bfloat16"),
 ]

@@ -79,14 +79,12 @@ class Grid:
     Attributes:
         axes: values of each field of `Case`.
         apart: pairs of axes whose values need not all be combined in the covering set.
-        points: the covering set. Empty: a set is searched, and may be larger.
         thinned: n, where the whole set has one in n of all points: those whose places on the axes
             add up to a multiple of n.
     """
 
     axes: tuple[tuple[Any, ...], ...]
     apart: tuple[tuple[int, int], ...] = ()
-    points: tuple[tuple[Any, ...], ...] = ()
     thinned: int = 1
 
     def whole(self) -> list[tuple[Any, ...]]:
@@ -137,12 +135,6 @@ GRIDS = (
             ("full", "never"),
         ),
         apart=((0, 1), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5)),
-        points=(
-            ("amoeba_a_small", 1, 3, "gpipe", "losses inside", "never"),
-            ("amoeba_b_small", 4, 1, "gpipe", "losses inside", "full"),
-            ("amoeba_d_small", 3, 3, "1f1b", "losses inside", "full"),
-            ("amoeba_d_small", 2, 1, "1f1b", "losses inside", "never"),
-        ),
     ),
     # Cuts lie in the encoder, between and in the decoder.
     Grid(
@@ -154,13 +146,7 @@ GRIDS = (
             ("losses inside", "own tape"),
             ("full", "never"),
         ),
-        apart=((0, 1), (0, 5), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4)),
-        points=(
-            ("translation", 5, 1, "gpipe", "losses inside", "full"),
-            ("packed_translation", 5, 1, "1f1b", "losses inside", "never"),
-            ("packed_translation", 1, 3, "gpipe", "own tape", "never"),
-            ("translation", 3, 3, "1f1b", "own tape", "full"),
-        ),
+        apart=(*((0, n) for n in range(1, 6)), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4)),
     ),
     # Replicas: batch norm with dropout, ties, skips, weights that are frozen.
     Grid(
@@ -185,16 +171,6 @@ GRIDS = (
             ("full", "never"),
             (1, 2),
         ),
-        points=(
-            ("sliced", 1, 2, "gpipe", "losses inside", "full", 1),
-            ("sliced_unequal", 1, 3, "1f1b", "own tape", "never", 2),
-            ("sliced", 2, 3, "1f1b", "losses inside", "full", 2),
-            ("sliced_unequal", 2, 2, "gpipe", "own tape", "never", 1),
-            ("sliced_unequal", 3, 2, "1f1b", "losses inside", "never", 1),
-            ("sliced", 3, 3, "gpipe", "own tape", "full", 2),
-            ("sliced_unequal", 4, 3, "gpipe", "own tape", "full", 1),
-            ("sliced", 4, 2, "1f1b", "losses inside", "never", 2),
-        ),
     ),
     Grid(
         (
@@ -206,7 +182,7 @@ GRIDS = (
             ("full", "never"),
             (3,),
         ),
-        apart=tuple(itertools.combinations(range(7), 2)),  # in the whole set alone
+        apart=tuple(itertools.combinations(range(7), 2)),
     ),
     Grid(
         (
@@ -218,11 +194,7 @@ GRIDS = (
             ("full", "never"),
             (1, 2),
         ),
-        apart=tuple(itertools.combinations(range(7), 2)),  # the grids above combine them
-        points=(
-            ("sliced_translation", 3, 3, "gpipe", "own tape", "full", 1),
-            ("sliced_packed_translation", 2, 2, "1f1b", "losses inside", "never", 2),
-        ),
+        apart=tuple(itertools.combinations(range(7), 2)),
     ),
     # Schedules of several cells per device, and those that split backwards.
     Grid(
@@ -237,8 +209,7 @@ GRIDS = (
         apart=((0, 5), (2, 5), (4, 5), (0, 4), (2, 4)),
     ),
     # The same over replicas, in slices and by several mini-batches per update, with every policy.
-    # The whole set has each combination of any four values. The covering set leaves out the pairs
-    # of 1f1b and gpipe that the grids above cover.
+    # The whole set has each combination of any four values.
     Grid(
         (
             ("conv", "tied", "skip", *SMALL_SLICED),
@@ -251,42 +222,6 @@ GRIDS = (
             (1, 2),
         ),
         thinned=3,
-        points=(
-            ("tied", 3, 4, "interleaved", "losses inside", "full", 1, 2),
-            ("sliced", 2, 4, "interleaved", "losses inside", "except_last", 3, 1),
-            ("conv", 3, 4, "interleaved", "losses inside", "never", 3, 2),
-            ("sliced_unequal", 3, 4, "interleaved", "losses inside", "early", 1, 2),
-            ("skip", 3, 4, "interleaved", "losses inside", "recompute_grad", 2, 2),
-            ("conv", 3, 4, "looped_bfs", "losses inside", "full", 2, 1),
-            ("sliced_unequal", 2, 4, "looped_bfs", "losses inside", "except_last", 3, 2),
-            ("skip", 2, 4, "looped_bfs", "losses inside", "never", 2, 1),
-            ("tied", 3, 4, "looped_bfs", "losses inside", "early", 3, 2),
-            ("sliced", 2, 4, "looped_bfs", "losses inside", "recompute_grad", 1, 2),
-            ("skip", 2, 4, "zb_h1", "losses inside", "full", 3, 1),
-            ("tied", 3, 4, "zb_h1", "losses inside", "except_last", 1, 2),
-            ("sliced", 3, 4, "zb_h1", "losses inside", "never", 1, 2),
-            ("conv", 2, 4, "zb_h1", "losses inside", "early", 2, 1),
-            ("sliced_unequal", 2, 4, "zb_h1", "losses inside", "recompute_grad", 3, 1),
-            ("sliced", 3, 4, "zb_v", "losses inside", "full", 3, 1),
-            ("conv", 2, 4, "zb_v", "losses inside", "except_last", 2, 2),
-            ("sliced_unequal", 2, 4, "zb_v", "losses inside", "never", 1, 1),
-            ("skip", 3, 4, "zb_v", "losses inside", "early", 3, 2),
-            ("tied", 2, 4, "zb_v", "losses inside", "recompute_grad", 2, 1),
-            ("sliced_unequal", 2, 4, "dualpipe_v", "losses inside", "full", 2, 1),
-            ("skip", 2, 4, "dualpipe_v", "losses inside", "except_last", 3, 1),
-            ("tied", 3, 4, "dualpipe_v", "losses inside", "never", 1, 2),
-            ("sliced", 3, 4, "dualpipe_v", "losses inside", "early", 2, 1),
-            ("conv", 2, 4, "dualpipe_v", "losses inside", "recompute_grad", 1, 2),
-            ("tied", 2, 4, "1f1b", "losses inside", "early", 3, 2),
-            ("skip", 3, 4, "1f1b", "losses inside", "recompute_grad", 1, 1),
-            ("conv", 3, 4, "gpipe", "losses inside", "early", 2, 2),
-            ("skip", 2, 4, "gpipe", "losses inside", "recompute_grad", 1, 1),
-            ("conv", 3, 4, "optimal", "losses inside", "full", 2, 1),
-            ("tied", 2, 4, "optimal", "losses inside", "except_last", 1, 1),
-            ("skip", 2, 4, "optimal", "losses inside", "never", 1, 2),
-            ("sliced", 2, 4, "optimal", "losses inside", "early", 3, 1),
-            ("sliced_unequal", 3, 4, "optimal", "losses inside", "recompute_grad", 2, 2),
-        ),
     ),
     # The second mini-batch has two examples: one of three replicas computes nothing, but owns
     # weights whose gradients continue.
@@ -302,7 +237,6 @@ GRIDS = (
             (2,),
         ),
         apart=tuple(itertools.combinations(range(8), 2)),
-        points=(("tied", 2, 8, "1f1b", "losses inside", "full", 3, 2),),
     ),
     # A caller's tape over replicas: policies decide what a forward keeps for it.
     Grid(
@@ -316,10 +250,6 @@ GRIDS = (
             (2,),
         ),
         apart=tuple(itertools.combinations(range(7), 2)),
-        points=(
-            ("conv", 3, 4, "zb_v", "own tape", "early", 2),
-            ("conv", 3, 4, "looped_bfs", "own tape", "recompute_grad", 2),
-        ),
     ),
 )
 
@@ -329,22 +259,90 @@ def grid() -> list[Case]:
     return [Case(*point) for each in GRIDS for point in each.whole()]
 
 
-def covering(each: Grid) -> list[Case]:
-    """Return points of a grid such that every required pair of values occurs in one of them."""
-    if each.points:
-        return [Case(*point) for point in each.points]
-    missing = each.pairs()
-    points = list(itertools.product(*each.axes))
-    chosen = []
-    while missing:
-        best = max(points, key=lambda point: len(_pairs(point) & missing))
-        missing -= _pairs(best)
-        chosen.append(Case(*best))
-    return chosen
-
-
-def _pairs(point: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
-    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(point), 2)}
+# The covering set: any two values of different axes, except of axes that a grid keeps apart, are
+# together in one of these points.
+COVERING = (
+    Case("dense", 1, 2, "gpipe", "losses inside", "except_last"),
+    Case("dense", 1, 8, "gpipe", "own tape", "full"),
+    Case("dense", 2, 1, "1f1b", "losses inside", "never"),
+    Case("dense", 3, 8, "gpipe", "losses inside", "except_last"),
+    Case("dense", 4, 3, "gpipe", "losses inside", "full"),
+    Case("conv", 1, 2, "1f1b", "losses inside", "except_last"),
+    Case("conv", 2, 3, "zb_h1", "losses inside", "except_last"),
+    Case("conv", 2, 4, "1f1b", "losses inside", "recompute_grad"),
+    Case("conv", 3, 1, "interleaved", "losses inside", "full"),
+    Case("conv", 4, 8, "gpipe", "losses inside", "except_last"),
+    Case("conv", 3, 4, "looped_bfs", "own tape", "recompute_grad", 2),
+    Case("conv", 3, 4, "zb_v", "own tape", "early", 2),
+    Case("conv", 2, 4, "dualpipe_v", "losses inside", "full", 2, 2),
+    Case("conv", 1, 3, "gpipe", "losses inside", "never", 3),
+    Case("conv", 2, 4, "optimal", "losses inside", "early", 3),
+    Case("skip", 1, 2, "1f1b", "own tape", "full"),
+    Case("skip", 2, 1, "looped_bfs", "losses inside", "never"),
+    Case("skip", 2, 1, "zb_h1", "own tape", "full"),
+    Case("skip", 2, 3, "interleaved", "own tape", "except_last"),
+    Case("skip", 2, 3, "zb_v", "losses inside", "full"),
+    Case("skip", 2, 4, "gpipe", "losses inside", "recompute_grad"),
+    Case("skip", 2, 4, "optimal", "losses inside", "full"),
+    Case("skip", 3, 1, "dualpipe_v", "losses inside", "never"),
+    Case("skip", 4, 3, "gpipe", "losses inside", "full"),
+    Case("skip", 2, 4, "gpipe", "losses inside", "early", 1, 2),
+    Case("skip", 1, 8, "gpipe", "losses inside", "except_last", 2),
+    Case("skip", 2, 4, "optimal", "losses inside", "except_last", 2, 2),
+    Case("skip", 2, 4, "dualpipe_v", "losses inside", "except_last", 3),
+    Case("skip", 3, 4, "zb_h1", "losses inside", "recompute_grad", 3, 2),
+    Case("tied", 1, 2, "gpipe", "losses inside", "full"),
+    Case("tied", 2, 1, "zb_v", "losses inside", "never"),
+    Case("tied", 2, 3, "dualpipe_v", "own tape", "except_last"),
+    Case("tied", 2, 3, "looped_bfs", "losses inside", "except_last"),
+    Case("tied", 2, 4, "1f1b", "losses inside", "early"),
+    Case("tied", 2, 4, "optimal", "losses inside", "recompute_grad"),
+    Case("tied", 3, 1, "zb_h1", "losses inside", "never"),
+    Case("tied", 4, 1, "gpipe", "losses inside", "except_last"),
+    Case("tied", 2, 4, "looped_bfs", "losses inside", "early", 1, 2),
+    Case("tied", 2, 4, "interleaved", "losses inside", "recompute_grad", 2),
+    Case("tied", 2, 4, "interleaved", "losses inside", "early", 3),
+    Case("tied", 2, 8, "1f1b", "losses inside", "full", 3, 2),
+    Case("mixed", 1, 1, "gpipe", "losses inside", "never"),
+    Case("mixed", 2, 3, "gpipe", "losses inside", "full"),
+    Case("mixed", 3, 8, "1f1b", "losses inside", "full"),
+    Case("mixed", 4, 2, "1f1b", "own tape", "except_last"),
+    Case("frozen", 1, 1, "1f1b", "losses inside", "except_last"),
+    Case("frozen", 3, 2, "1f1b", "own tape", "never"),
+    Case("frozen", 4, 8, "gpipe", "losses inside", "never"),
+    Case("frozen", 1, 3, "gpipe", "losses inside", "full", 2),
+    Case("frozen", 2, 3, "1f1b", "own tape", "except_last", 3),
+    Case("recomputed", 1, 1, "gpipe", "own tape", "except_last"),
+    Case("recomputed", 1, 2, "gpipe", "losses inside", "never"),
+    Case("recomputed", 2, 3, "1f1b", "losses inside", "full"),
+    Case("recomputed", 3, 8, "gpipe", "losses inside", "never"),
+    Case("recomputed", 4, 3, "1f1b", "losses inside", "never"),
+    Case("sliced", 1, 2, "1f1b", "losses inside", "never"),
+    Case("sliced", 3, 4, "dualpipe_v", "losses inside", "recompute_grad"),
+    Case("sliced", 3, 4, "optimal", "losses inside", "except_last"),
+    Case("sliced", 2, 4, "interleaved", "losses inside", "never", 1, 2),
+    Case("sliced", 2, 4, "zb_h1", "losses inside", "early", 2),
+    Case("sliced", 4, 3, "gpipe", "own tape", "full", 2),
+    Case("sliced", 2, 4, "looped_bfs", "losses inside", "full", 3),
+    Case("sliced", 2, 4, "zb_v", "losses inside", "except_last", 3),
+    Case("sliced_unequal", 1, 2, "gpipe", "losses inside", "full"),
+    Case("sliced_unequal", 1, 3, "1f1b", "own tape", "never"),
+    Case("sliced_unequal", 2, 4, "looped_bfs", "losses inside", "except_last"),
+    Case("sliced_unequal", 2, 4, "zb_h1", "losses inside", "early"),
+    Case("sliced_unequal", 3, 4, "dualpipe_v", "losses inside", "early"),
+    Case("sliced_unequal", 4, 2, "1f1b", "losses inside", "never"),
+    Case("sliced_unequal", 2, 4, "zb_v", "losses inside", "recompute_grad", 1, 2),
+    Case("sliced_unequal", 2, 4, "interleaved", "losses inside", "except_last", 2),
+    Case("sliced_unequal", 2, 4, "optimal", "losses inside", "never", 3),
+    Case("amoeba_a_small", 2, 1, "1f1b", "losses inside", "never"),
+    Case("amoeba_b_small", 4, 1, "gpipe", "losses inside", "full"),
+    Case("amoeba_d_small", 3, 3, "1f1b", "losses inside", "full"),
+    Case("translation", 3, 3, "1f1b", "own tape", "full"),
+    Case("translation", 5, 1, "gpipe", "losses inside", "full"),
+    Case("packed_translation", 5, 1, "1f1b", "own tape", "never"),
+    Case("sliced_translation", 3, 3, "gpipe", "own tape", "full"),
+    Case("sliced_packed_translation", 2, 2, "1f1b", "losses inside", "never", 2),
+)
 
 
 @dataclasses.dataclass

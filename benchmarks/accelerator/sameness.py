@@ -23,7 +23,7 @@ _DEVICES = 9  # most of a point: three replicas of three partitions
 
 def cases() -> list[tuple[str, sameness.Case]]:
     """Return the points of each dtype."""
-    covering = [case for grid in sameness.GRIDS for case in sameness.covering(grid)]
+    covering = list(sameness.COVERING)
     rounded = [
         case
         for case in covering

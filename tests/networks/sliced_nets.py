@@ -72,7 +72,7 @@ def _tied(w: Any, field: Any, draw: Any) -> Sums:
 
 
 def _unequal(w: Any, field: Any, draw: Any) -> Sums:
-    x = _inner(w, joined(w, "emb/table", 3), field, draw)
+    x = _inner(w, joined(w, "emb/table", 2), field, draw)
     logits = tf.matmul(x, joined(w, "head/kernel", 3), transpose_b=True)
     return _sums(tf.clip_by_value(logits + joined(w, "head/bias", 3), -CLIP, CLIP), field)
 
@@ -87,7 +87,7 @@ SLICED = Net(
 )
 UNEQUALLY = Net(
     "sliced_unequal",
-    lambda: _layers(3, UNEQUAL, logit_clip=CLIP, top_k=2),
+    lambda: _layers(2, UNEQUAL, logit_clip=CLIP, top_k=2),
     TIED.fields,
     _unequal,
     WEIGHTS,

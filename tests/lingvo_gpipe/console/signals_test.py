@@ -1,4 +1,4 @@
-"""Signals that reach this process while it waits for a program."""
+"""Signals that reach this process while it works, or waits for a program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from typing import Any
 import pytest
 
 from lingvo_gpipe.console import signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_asks_work_to_stop(number: int) -> None:
+    with signals.StopRequest() as request:
+        assert not request.should_stop()
+        os.kill(os.getpid(), number)
+        assert request.should_stop()
+        assert request.seen == number
 
 
 def test_ctrl_c_is_not_passed_on_since_the_terminal_sends_it_to_both(

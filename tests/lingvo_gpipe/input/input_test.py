@@ -52,7 +52,7 @@ def ids(batches: Batches, count: int | None = None) -> list[list[int]]:
 @hypothesis.given(
     position=st.integers(0, 40), batch_size=st.integers(1, 13), seed=st.integers(0, 2**40)
 )
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=8)
 def test_any_position_is_reached_without_what_lies_before(
     position: int, batch_size: int, seed: int
 ) -> None:

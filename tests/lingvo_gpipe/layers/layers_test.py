@@ -256,16 +256,24 @@ def test_recomputed_equals_kept(case: Case, everything_of: Any) -> None:
         assert_equal_nests(again, everything(run.theta, run.inputs))
 
 
-@every_case
-@pytest.mark.parametrize("known_batch", [True, False])
-def test_programs_are_pure(case: Case, known_batch: bool, everything_of: Any) -> None:
-    run, everything = everything_of(case)
-    graph = (everything if known_batch else traced(run, run.everything, known_batch=False)).graph
+def assert_pure(graph: tf.Graph) -> None:
     graphs = [graph, *(f.graph for f in graph._functions.values())]
     operations = [op for g in graphs for op in g.get_operations()]
     assert not {op.type for op in operations if op.op_def.is_stateful}
     # A cell passes the state; here it is captured, as plain tensors.
     assert tf.resource not in {captured.dtype for captured, _ in graph.captures}
+
+
+@every_case
+def test_programs_are_pure(case: Case, everything_of: Any) -> None:
+    _, everything = everything_of(case)
+    assert_pure(everything.graph)
+
+
+@each_class
+def test_programs_for_any_number_of_examples_are_pure(case: Case) -> None:
+    run = Run(case, "float32")
+    assert_pure(traced(run, run.everything, known_batch=False).graph)
 
 
 @each_class

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, layers, network
+from lingvo_gpipe import errors, layers, network
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
-from lingvo_gpipe.schedule import recompute
-from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, error_head, params, text_of
+from tests.networks.plain_networks import FIELDS, D, N, analyze, dense, params, text_of
 
 
 class Named(base.Layer):
@@ -65,13 +64,6 @@ def test_layers_without_a_name_get_one_of_their_own() -> None:
     ]
 
 
-def test_names_do_not_depend_on_the_cut() -> None:
-    given = [dense(4), dense(5), dense(4), dense(3)]
-    paths = [set(analyze(*given, num_partitions=k).variables) for k in (1, 2, 4)]
-    assert paths[0] == paths[1] == paths[2]
-    assert "dense_3/kernel" in paths[0]
-
-
 def test_the_given_params_are_left_alone() -> None:
     own = params(dense(4), dtype="float64")
     before = own.copy()
@@ -96,14 +88,6 @@ def test_a_name_returned_by_two_layers_is_refused(kind: str) -> None:
         network.analyze(own, {"x": FIELDS["x"], "label": tf.TensorSpec([N], tf.int32)})
     name = {"loss": "loss", "metric": "accuracy"}[kind]
     assert str(error.value) == (f"two layers return a {kind} named {name!r}. Rename one of them")
-
-
-# --- recompute, schedule --------------------------------------------------------------------------
-
-
-def test_recompute_policies_are_for_all_cells_or_each() -> None:
-    assert recompute.policies("except_last", 3) == ("except_last",) * 3
-    assert recompute.policies("full, never", 2) == ("full", "never")
 
 
 # --- variables: ties, frozen ----------------------------------------------------------------------
@@ -309,16 +293,3 @@ def test_a_network_that_is_not_consistent_is_refused(
     error = errors.InputError if "unbatched" in fields else errors.LayerError
     found = text_of(error, *own, **fields)
     assert found.startswith(text[:-1]) if text.endswith("…") else found == text
-
-
-def test_text_round_trip() -> None:
-    own = params(
-        dense(4, name="a"),
-        error_head(reads=("x", "target")),
-        num_partitions=2,
-        cuts=(1, 1),
-        recompute="full,never",
-        frozen=("a/*",),
-        unbatched=("gain",),
-    )
-    assert hyperparams.from_text(own.to_text()) == own

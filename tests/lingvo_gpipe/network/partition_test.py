@@ -146,25 +146,6 @@ def test_partition_of_2000_layers_on_128_devices_is_balanced() -> None:
     assert heaviest < 1.1 * sum(costs) / 128
 
 
-def test_last_cell_gets_more_layers_when_it_is_fused() -> None:
-    assert partition.partition([4.0] * 15, 4) == (3, 4, 4, 4)
-    assert partition.partition([4.0] * 15, 4, cell_costs={3: [3.0] * 15}) == (3, 3, 4, 5)
-
-
-def test_a_cell_that_recomputes_nothing_gets_more_layers() -> None:
-    assert partition.partition([4.0] * 14, 4, cell_costs={1: [3.0] * 14}) == (3, 5, 3, 3)
-
-
-def test_faster_devices_get_more_layers() -> None:
-    assert partition.partition([1] * 8, 3, speeds=[1, 2, 1]) == (2, 4, 2)
-
-
-def test_what_cells_can_hold_moves_the_cut() -> None:
-    assert partition.partition([1, 1, 1, 1], 2) == (2, 2)
-    ends = {(0, 0): 3, (1, 1): 3, (1, 2): 3, (1, 3): 4}
-    assert partition.partition([1] * 4, 2, reach=lambda cell, start: ends[cell, start]) == (3, 1)
-
-
 @pytest.mark.parametrize(
     ("num_layers", "arguments", "text"),
     [

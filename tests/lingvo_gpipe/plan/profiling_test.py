@@ -252,14 +252,13 @@ def test_cells_that_may_not_fit_the_host_are_not_measured(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "table",
+    ("table", "is_long"),
     [
-        "0F0,0F1,0B1,0F2,0F3,0I3,0W3,0B2,0B0",
+        ("0F0,0F1,0B1,0F2,0F3,0I3,0W3,0B2,0B0", True),
         # Two cells, whose programs take two sets of values in turn.
-        "0F0,1F0,0F1,1F1,1B1,1I0,1W0,0B0,0B1,0F2,1F2,1B2,0B2,0F3,1F3,1B3,0B3",
+        ("0F0,1F0,0F1,1F1,1B1,1I0,1W0,0B0,0B1,0F2,1F2,1B2,0B2,0F3,1F3,1B3,0B3", False),
     ],
 )
-@pytest.mark.parametrize("is_long", [True, False])
 def test_every_program_of_a_cell_runs(
     monkeypatch: pytest.MonkeyPatch, table: str, is_long: bool
 ) -> None:

@@ -52,7 +52,9 @@ def test_a_folder_that_would_be_a_pattern_is_refused_before_it_is_made(
 def test_an_evaluation_that_fails_costs_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = tiny_task(max_steps=6, save_interval_steps=6, average=optim.Average.Params(decay=0.9))
+    params = one_layer_task(
+        max_steps=6, save_interval_steps=6, average=optim.Average.Params(decay=0.9)
+    )
     params.eval.set(best="accuracy", interval_steps=2)
     whole = loop.run(params, tmp_path / "whole", evaluate=True)
     real = evaluation.evaluate

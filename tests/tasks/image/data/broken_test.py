@@ -67,17 +67,15 @@ def test_mini_batches_with_broken_images_are_a_function_of_seed_and_position(
 ) -> None:
     spoil(folder, 1, 4, 5)
     more = {"flip": True, "pad": 1, "cutout": 2, "max_broken_share": 0.5}
-    whole = drawn(folder_input(folder, **more).batches(7), 9)
-    np.testing.assert_equal(drawn(folder_input(folder, **more).batches(7), 9), whole)
+    whole = drawn(folder_input(folder, **more).batches(7), 6)
     source = folder_input(folder, **more)
-    np.testing.assert_equal(drawn(source.batches(7, 4), 5), whole[4:])
+    np.testing.assert_equal(drawn(source.batches(7, 3), 3), whole[3:])
     # What is known to be broken by now changes nothing.
-    np.testing.assert_equal(drawn(source.batches(7), 9), whole)
+    np.testing.assert_equal(drawn(source.batches(7), 6), whole)
 
 
-@pytest.mark.parametrize("micro_batches", [2, 4])
 def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
-    folder: pathlib.Path, micro_batches: int
+    folder: pathlib.Path,
 ) -> None:
     """Each of two replicas has its own images replaced; an evaluation leaves the same ones out."""
     spoil(folder, 1, 4, 5)
@@ -90,7 +88,7 @@ def test_parts_of_mini_batches_with_broken_images_are_those_of_the_whole(
     assert len(evaluated) > 1
     found, counts = [], []
     for replica in range(2):
-        own = ReplicaPart(replica, 2, micro_batches)
+        own = ReplicaPart(replica, 2, 4)
         source = folder_input(folder, **more)
         batches = source.part(own, 7, 2)
         found.append(drawn(batches, 4))

@@ -117,7 +117,7 @@ def test_a_beam_of_all_prefixes_is_exhaustive(penalty: float) -> None:
 def test_early_stop_changes_no_result(penalty: float) -> None:
     model = Chain(10, rows=1, seed=3, spread=3.0)
     fewer = 0
-    for model.seed in range(12):
+    for model.seed in range(4):
         params = search.Search(beam=3, length_penalty=penalty, max_length=10)
         found, scores, steps = model.search(params)
         whole, all_scores, most = model.search(params, to_the_limit=True)
@@ -208,7 +208,7 @@ def test_settings_out_of_range_are_refused(field: Any, text: str) -> None:
 def test_a_model_is_translated_in_a_graph_as_by_hand() -> None:
     """Against full recomputation of every prefix; the source of a row is padding alone."""
     pipe = toy_model.built(transparent="per_layer")
-    params = search.Search(beam=3, max_length=toy_model.LENGTH, max_extra=None)
+    params = search.Search(beam=2, max_length=toy_model.LENGTH, max_extra=None)
     model = incremental.Incremental(pipe.analysis, toy_model.LENGTH)
     source = np.concatenate([toy_model.SOURCE, np.zeros([1, 5], np.int32)])
     run = tf.function(

@@ -225,12 +225,6 @@ def test_setup_names_the_pythons_it_takes_when_given_another(tmp_path: Path) -> 
     assert "make setup PYTHON=/path/to/python3.12" in run.stderr
 
 
-def test_bazel_script_says_so_when_bazel_is_missing(tmp_path: Path) -> None:
-    run = run_script("tools/bazel/bazel.sh", tmp_path, BAZEL="no-such-bazel")
-    assert run.returncode != 0
-    assert run.stderr == "bazel: BAZEL=no-such-bazel is not a program\n"
-
-
 def test_bazel_script_says_so_when_it_cannot_install(tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import keras
@@ -58,18 +57,10 @@ def test_to_text_is_a_line_per_field() -> None:
     )
 
 
-@pytest.mark.parametrize("made", [tree, everything, Everything.Params, Dense.Params])
-def test_text_round_trips(made: Callable[[], hyperparams.Params]) -> None:
-    one = made()
-    text = one.to_text()
-    found = from_text(text)
-    assert found == one
-    assert one.diff(found) == ""
-    assert found.to_text() == text
-
-
 def test_texts_name_keras_classes_publicly() -> None:
-    lines = everything().to_text().splitlines()
+    text = everything().to_text()
+    assert from_text(text) == everything()
+    lines = text.splitlines()
     assert "keras_layer: keras.layers.Dense" in lines
     assert "function: keras.activations.relu" in lines
     assert "dtype: tf.bfloat16" in lines

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from lingvo_gpipe import errors, hyperparams, network, pipelining
-from lingvo_gpipe.keras_layers import adapter, config, from_keras_model
+from lingvo_gpipe.keras_layers import adapter, from_keras_model
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)
@@ -193,23 +193,11 @@ def analyze(model: keras.Model) -> None:
     network.analyze(params, {cut.inputs: tf.TensorSpec(ROWS, tf.float32)})
 
 
-@pytest.mark.parametrize(
-    ("make", "text"), [(make, text) for make, shape, text in REFUSED if shape == ROWS]
-)
-def test_it_is_refused_in_a_model(make: Any, text: str) -> None:
+def test_it_is_refused_in_a_model() -> None:
     x = keras.Input(ROWS[1:], batch_size=ROWS[0])
-    live = make()
-    if make is MakesVariable:  # Keras makes no model of it either
-        return
-    model = keras.Model(x, layers.Dense(2)(live(x)))
-    if isinstance(live, layers.Normalization):
-        from_keras_model(model)  # built, it has mean 0 and variance 1
-        return
-    with pytest.raises(errors.LayerError) as caught:
+    model = keras.Model(x, layers.Dense(2)(Keeps(name="keeps")(x)))
+    with pytest.raises(errors.LayerError, match=r"^keeps \(.* its call stores a value in the attr"):
         analyze(model)
-    message = str(caught.value)
-    assert text in message
-    assert message.startswith(f"{config.automatic_stem(live) or live.name} (")
 
 
 def test_a_layer_that_keras_cannot_make_again_runs_but_has_no_text() -> None:
@@ -334,15 +322,8 @@ def test_a_part_in_another_attribute_is_found_by_its_name() -> None:
     "config",
     [
         {"module": "os", "class_name": "system", "config": {"command": "true"}},
-        {"module": "keras.utils", "class_name": "get_file", "config": {"origin": "x"}},
         {"module": "keras.layers", "class_name": "Dense", "config": {"unknown": 1}},
-        {
-            "module": "keras.layers",
-            "class_name": "Lambda",
-            "config": {"function": {"class_name": "__lambda__", "config": {"code": "AAAA"}}},
-        },
         {"module": "keras.initializers", "class_name": "Zeros", "config": {}},
-        {"class_name": "function", "module": "builtins", "config": "eval"},
         {},
     ],
 )

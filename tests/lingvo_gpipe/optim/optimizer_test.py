@@ -37,6 +37,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Muon", {}),
 ]
 SHAPES = [(), (5,), (3, 4), (2, 2, 3, 4)]
+BY_RANK = {"SGD", "Adafactor", "Muon"}  # the rules of the last two depend on the number of axes
 # Keras' TensorFlow version reads its slot after it has written it; see the test of its values.
 NOT_AS_APPLY = {"ScheduleFreeAdamW"}
 WRAPPERS = {"LossScaleOptimizer", "MultiOptimizer"}
@@ -77,8 +78,16 @@ def test_every_keras_optimizer_is_a_case() -> None:
     assert known - {"Optimizer"} == {name for name, _ in CASES} | NOT_AS_APPLY | WRAPPERS
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("name", "config"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "config", "shape"),
+    [
+        (name, config, shape)
+        for name, config in CASES
+        for shape in SHAPES
+        if shape in SHAPES[1:3] or name in BY_RANK
+    ],
+    ids=str,
+)
 def test_an_update_is_bit_equal_to_apply(
     name: str, config: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
@@ -132,23 +141,6 @@ def test_a_program_is_pure() -> None:
     ).get_concrete_function(weight, weight, slots, tf.constant(0.1), tf.constant(0, tf.int64))
     assert not [op.name for op in program.graph.get_operations() if op._is_stateful]
     assert not program.captured_inputs
-
-
-@pytest.mark.parametrize(("name", "config"), CASES, ids=str)
-def test_slots_are_those_that_keras_makes(name: str, config: dict[str, Any]) -> None:
-    own = make(name, config)
-    shapes = {"a/kernel": (3, 4), "b/bias": (5,), "c/kernel": (2, 2, 3, 4)}
-    told = own.slots([spec(path, shape) for path, shape in shapes.items()])
-    for path, shape in shapes.items():
-        theirs = getattr(keras.optimizers, name)(learning_rate=0.1, **config)
-        theirs.build([keras.Variable(np.zeros(shape, np.float32), name="kernel")])
-        made = theirs.variables[2:]
-        own_slots = [slot for (owner, _), slot in told.items() if owner == path]
-        assert [(s.shape, s.dtype.name) for s in own_slots] == [
-            (tuple(v.shape), v.dtype) for v in made
-        ]
-        assert [s.initial for s in own_slots] == [v.numpy().flat[0] for v in made]
-        assert sum(s.size_bytes for s in own_slots) == sum(v.numpy().nbytes for v in made)
 
 
 def test_slot_names_are_stable_and_unique() -> None:

@@ -196,13 +196,6 @@ def test_one_partition_of_one_micro_batch_is_the_plain_network() -> None:
     assert cell.total_bytes == cell.parameter_bytes + cell.gradient_bytes + cell.activation_bytes
 
 
-def test_the_bubble_of_equal_cells_is_the_closed_form() -> None:
-    # The cell with the loss costs as much as the others: the loss has no FLOPs.
-    params = regression(4, num_partitions=4, num_micro_batches=8, cuts=(1, 1, 1, 2), fuse=False)
-    plan = step_plan.make(params, points(64))
-    assert plan.bubble_share == pytest.approx(3 / 11)
-
-
 def test_a_stated_cost_moves_the_share_and_the_time() -> None:
     own = [layers.Dense.Params(units=64) for _ in range(4)]
     own[0].cost = 3e9
@@ -455,20 +448,6 @@ def test_a_cut_by_memory_counts_how_long_a_skip_waits() -> None:
     params.device_memory = "2MiB"
     with pytest.raises(errors.PartitionError, match="but layer late alone needs"):
         step_plan.make(params, fields, optimizer_params=ADAM)
-
-
-def test_a_faster_device_takes_less_time() -> None:
-    params = regression(9, num_partitions=3, num_micro_batches=4, cuts=(3, 3, 4))
-    alike = step_plan.make(params, points(8))
-    params.device_speeds = (1.0, 2.0, 1.0)
-    faster = step_plan.make(params, points(8))
-    before, after = (breakdown.mean_seconds(plan.timeline) for plan in (alike, faster))
-    for k, factor in enumerate((1, 2, 1)):
-        assert after["F"][k] == pytest.approx(before["F"][k] / factor)
-        assert after["B"][k] == pytest.approx(before["B"][k] / factor)
-    assert faster.timeline.makespan_s < alike.timeline.makespan_s
-    params.cuts = None
-    assert step_plan.make(params, points(8)).bubble_share < faster.bubble_share
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7])

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, tensorboard
-from tests.support import saved
+from tests.support import saved, tensorboard_files
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
 CLASSES = ("red", "green", "blue")
@@ -39,12 +38,6 @@ def confused_task(make: Callable[..., Any] = one_layer_task, **train: Any) -> An
     params.input = NamedPoints.Params(batch_size=8, eval_batch_size=5)
     params.eval.best = "accuracy"
     return params
-
-
-def events(folder: Path) -> event_accumulator.EventAccumulator:
-    found = event_accumulator.EventAccumulator(str(folder), {"tensors": 0})
-    found.Reload()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +77,11 @@ def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
 def test_what_an_evaluation_finds_per_class_is_shown(ran: tuple[Any, Path]) -> None:
     params, folder = ran
     evaluation.run(params, folder)
-    shown = events(folder / "eval")
-    text = tf.make_ndarray(shown.Tensors("per_class")[-1].tensor_proto).item().decode()
-    lines = text.splitlines()
+    curves = tensorboard_files.curves(folder / "eval")
+    lines = curves["per_class"][-1][1].splitlines()
     assert [line.split()[0] for line in lines] == ["class", *CLASSES, "all"]
     assert lines[-1].split()[1] == str(HELD_OUT)
-    picture = tf.make_ndarray(shown.Tensors("confusion")[-1].tensor_proto)
-    assert picture[2][:8] == b"\x89PNG\r\n\x1a\n"
+    assert curves["confusion"][-1][1][2][:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> None:
@@ -131,7 +122,7 @@ def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> No
     writer = tensorboard.Writer(tmp_path)
     tensorboard.write_evaluation(writer, found, classes)
     writer.close()
-    text = tf.make_ndarray(events(tmp_path).Tensors("per_class")[-1].tensor_proto).item().decode()
+    (text,) = tensorboard_files.values(tmp_path, "per_class")
     assert "gr\ufffdn " in text.splitlines()[2]
 
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import layers
 from lingvo_gpipe.input import Batch
@@ -18,6 +17,7 @@ from lingvo_gpipe.keras_layers import from_keras
 from lingvo_gpipe.pipelining import PipeliningLayer
 from lingvo_gpipe.run import evaluation, loop
 from lingvo_gpipe.run.examples import Examples, ranks
+from tests.support import tensorboard_files
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
 HELD_OUT = 13
@@ -218,10 +218,7 @@ def test_a_run_and_an_evaluation_show_them(tmp_path: Path) -> None:
     params.input = DrawnPoints.Params(batch_size=8, eval_batch_size=5)
     loop.run(params, tmp_path, evaluate=True)
     evaluation.run(params, tmp_path)
-    found = event_accumulator.EventAccumulator(str(tmp_path / "eval"), {"tensors": 0})
-    found.Reload()
-    assert len(found.Tensors("accuracy")) == 2
-    pictures = [tf.make_ndarray(event.tensor_proto) for event in found.Tensors("examples")]
-    assert len(pictures) == 2
-    assert pictures[0][2] == pictures[1][2]
-    assert pictures[0][2][:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(tensorboard_files.values(tmp_path / "eval", "accuracy")) == 2
+    first, second = tensorboard_files.values(tmp_path / "eval", "examples")
+    assert first[2] == second[2]
+    assert first[2][:8] == b"\x89PNG\r\n\x1a\n"

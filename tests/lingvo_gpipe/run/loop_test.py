@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, hyperparams, optim, task
 from lingvo_gpipe.run import (
@@ -22,7 +21,7 @@ from lingvo_gpipe.run import (
     loop,
 )
 from lingvo_gpipe.run.checkpoints import files
-from tests.support import saved
+from tests.support import saved, tensorboard_files
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 
@@ -312,9 +311,7 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
     params = tiny_task(max_steps=4, weight_decay=optim.WeightDecay.Params(kernel=1e-3))
     params.eval.interval_steps = 2
     result = loop.run(params, tmp_path, evaluate=True)
-    train = event_accumulator.EventAccumulator(str(tmp_path / "train"), {"tensors": 0})
-    train.Reload()
-    tags = train.Tags()["tensors"]
+    train = tensorboard_files.curves(tmp_path / "train")
     wanted = {
         "loss",
         "accuracy",
@@ -330,20 +327,15 @@ def test_tensorboard_gets_scalars_text_and_the_schedule(tmp_path: Path) -> None:
         "params",
         "schedule",
     }
-    assert wanted == set(tags)
-    assert [event.step for event in train.Tensors("loss")] == [1, 2, 3, 4]
-    params_text = train.Tensors("params")[0].tensor_proto.string_val[0].decode()
-    assert "    model.num_partitions: 2" in params_text.splitlines()
-    bubble = tf.make_ndarray(train.Tensors("bubble_share_planned")[0].tensor_proto)
-    assert 0 < bubble < 1
-    picture = tf.make_ndarray(train.Tensors("schedule")[0].tensor_proto)
-    assert picture[2].startswith(b"\x89PNG")
-    held_out = event_accumulator.EventAccumulator(str(tmp_path / "eval"), {"tensors": 0})
-    held_out.Reload()
-    assert set(held_out.Tags()["tensors"]) == {"loss", "accuracy"}
-    last = held_out.Tensors("accuracy")[-1]
-    assert last.step == 4
-    assert tf.make_ndarray(last.tensor_proto) == pytest.approx(result.metrics["accuracy"])
+    assert wanted == set(train)
+    assert [step for step, _ in train["loss"]] == [1, 2, 3, 4]
+    first = {tag: points[0][1] for tag, points in train.items()}
+    assert "    model.num_partitions: 2" in first["params"].splitlines()
+    assert 0 < first["bubble_share_planned"] < 1
+    assert first["schedule"][2].startswith(b"\x89PNG")
+    held_out = tensorboard_files.curves(tmp_path / "eval")
+    assert set(held_out) == {"loss", "accuracy"}
+    assert held_out["accuracy"][-1] == (4, pytest.approx(result.metrics["accuracy"]))
 
 
 class Lettered(Points):

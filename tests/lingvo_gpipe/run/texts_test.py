@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.run import evaluation, loop
+from tests.support import tensorboard_files
 from tests.tiny_task import one_layer_task
 
 hyperparams.register_package(__name__)
@@ -47,24 +47,16 @@ def summing(**fields: Any) -> Any:
     return Summing.Params(model=plain.model, input=plain.input, train=plain.train, **fields)
 
 
-def shown(folder: Path) -> list[str]:
-    found = event_accumulator.EventAccumulator(str(folder / "eval"), {"tensors": 0})
-    found.Reload()
-    if "sums" not in found.Tags()["tensors"]:
-        return []
-    return [tf.make_ndarray(event.tensor_proto).item().decode() for event in found.Tensors("sums")]
-
-
 def test_each_evaluation_shows_the_texts_of_its_weights(tmp_path: Path) -> None:
     params = summing()
     params.eval.interval_steps = 1
     Summing.made = 0
     loop.run(params, tmp_path, evaluate=True)
     assert Summing.made == 1
-    first, second = shown(tmp_path)
+    first, second = tensorboard_files.values(tmp_path / "eval", "sums")
     assert first != second
     evaluation.run(params, tmp_path)
-    assert shown(tmp_path) == [first, second, second]
+    assert tensorboard_files.values(tmp_path / "eval", "sums") == [first, second, second]
 
 
 def test_texts_that_cannot_be_made_are_reported() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, layers, optim, pipelining, task, trainer
 from lingvo_gpipe.run import loop
+from tests.support import saved, tensorboard_files
 from tests.tasks.image import image_files
 from tests.tasks.image.image_files import folder_input
 
@@ -48,52 +48,36 @@ def make_folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def curves(folder: pathlib.Path) -> event_accumulator.EventAccumulator:
-    found = event_accumulator.EventAccumulator(str(folder), {"tensors": 0})
-    found.Reload()
-    return found
-
-
-def numbers(found: event_accumulator.EventAccumulator, name: str) -> list[float]:
-    return [float(tf.make_ndarray(event.tensor_proto)) for event in found.Tensors(name)]
-
-
-def weights(checkpoint: str) -> dict[str, Any]:
-    reader = tf.train.load_checkpoint(checkpoint)
-    names = reader.get_variable_to_shape_map()
-    return {name: reader.get_tensor(name) for name in names if "head" in name}
-
-
 def test_broken_images_are_counted_and_reported(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     lines: list[str] = []
     loop.run(task_of(folder), tmp_path / "whole", evaluate=True, report=lines.append)
     # 24 places of nine images have five or six of two broken ones.
-    replaced = numbers(curves(tmp_path / "whole" / "train"), "replaced")
+    replaced = tensorboard_files.values(tmp_path / "whole" / "train", "replaced")
     assert len(replaced) == 6
     assert replaced == sorted(replaced)
     assert 4 <= replaced[-1] <= 6
     evaluations = [line for line in lines if line.startswith("eval step=")]
     assert len(evaluations) == 2
     assert all(line.endswith(" left_out=1") for line in evaluations)
-    assert numbers(curves(tmp_path / "whole" / "eval"), "left_out") == [1.0, 1.0]
+    assert tensorboard_files.values(tmp_path / "whole" / "eval", "left_out") == [1.0, 1.0]
 
 
 def test_samples_and_the_wait_for_the_input_are_on_tensorboard(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     loop.run(task_of(folder, mean=(0.5,) * 3), tmp_path / "run")
-    found = curves(tmp_path / "run" / "train")
-    (event,) = found.Tensors("samples")
-    assert event.step == 0
-    width, height, *encoded = tf.make_ndarray(event.tensor_proto).tolist()
+    curves = tensorboard_files.curves(tmp_path / "run" / "train")
+    ((step, samples),) = curves["samples"]
+    assert step == 0
+    width, height, *encoded = samples.tolist()
     assert (int(width), int(height), len(encoded)) == (5, 6, 4)
     source = folder_input(folder, flip=True, pad=1, mean=(0.5,) * 3, max_broken_share=0.5)
     (expected,) = source.pictures(next(iter(source.batches(task_of(folder).model.seed)))).values()
     shown = [tf.io.decode_png(content).numpy() for content in encoded]
     np.testing.assert_array_equal(shown, expected)
-    shares = numbers(found, "input_wait_share")
+    shares = [share for _, share in curves["input_wait_share"]]
     assert len(shares) == 6
     assert all(0.0 < share < 1.0 for share in shares)
 
@@ -102,8 +86,7 @@ def test_a_model_takes_its_number_of_classes_from_the_folder(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     done = loop.run(task_of(folder), tmp_path / "run")
-    shapes = {value.shape for name, value in weights(done.checkpoint).items() if "kernel" in name}
-    assert (4, 3) in shapes
+    assert saved.values(done.checkpoint)["variables/head/kernel"].shape == (4, 3)
     wrong = task_of(folder)
     wrong.model.layers[2].classes = 4
     with pytest.raises(errors.InputError, match=r"has 3 classes, but model.layers\[2\].classes=4"):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing import event_accumulator
 
 from lingvo_gpipe import errors, optim, pipelining, task
 from lingvo_gpipe.run import evaluation, export, loop, tensorboard
@@ -24,8 +23,8 @@ from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
+from tests.support import saved, tensorboard_files
 from tests.support.jobs import job
-from tests.support.saved import restored
 from tests.tasks.mt import toy_model, toy_text
 
 PAIRS = ("de:en", "sw:en")
@@ -61,15 +60,6 @@ def task_of(data: Path, **model: Any) -> Any:
     )
 
 
-def curves(folder: Path) -> dict[str, list[float]]:
-    found = event_accumulator.EventAccumulator(str(folder), {"tensors": 0})
-    found.Reload()
-    return {
-        tag: [tf.make_ndarray(event.tensor_proto) for event in found.Tensors(tag)]
-        for tag in found.Tags()["tensors"]
-    }
-
-
 class Run(NamedTuple):
     """A run of three updates in two cells: its task, folder and lines, and those of its export."""
 
@@ -103,7 +93,7 @@ def test_each_language_has_curves_where_it_was_seen(ran: Run) -> None:
         real = tf.reduce_sum(batch["weight"], 1) > 0
         seen.append({PAIRS[n] for n in batch["language"][real].numpy()})
     assert 0 < sum("sw:en" in each for each in seen) < 3
-    train, held_out = curves(folder / "train"), curves(folder / "eval")
+    train, held_out = (tensorboard_files.curves(folder / name) for name in ("train", "eval"))
     for name in COUNTED:
         assert name not in train
         for pair in PAIRS:
@@ -125,13 +115,6 @@ def test_the_vocabulary_is_kept(ran: Run) -> None:
     assert kept == f"{source.records.target_tokens}\n"
 
 
-def saved(folder: Path, step: int) -> dict[str, Any]:
-    """Return what a run's checkpoint holds, by key."""
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints" / f"ckpt-{step}"))
-    keys = reader.get_variable_to_shape_map()
-    return {key: np.asarray(reader.get_tensor(key)) for key in keys}
-
-
 def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     ran: Run, tmp_path: Path
 ) -> None:
@@ -142,7 +125,10 @@ def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     loop.run(ran.params, own, evaluate=True, report=lines.append)
     assert "restored step=2" in lines
     assert not any(line.startswith("params changed") for line in lines)
-    before, whole, resumed = saved(own, 2), saved(ran.folder, 3), saved(own, 3)
+    before, whole, resumed = (
+        saved.values(str(folder / "checkpoints" / f"ckpt-{step}"))
+        for folder, step in ((own, 2), (ran.folder, 3), (own, 3))
+    )
     assert before.keys() == whole.keys() == resumed.keys()
     assert {key for key in whole if whole[key].tobytes() != resumed[key].tobytes()} == set()
     for part in ("row", "column", "second_moment", "momentum"):
@@ -202,7 +188,7 @@ print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
     )
     assert run.returncode == 0, run.stderr
     target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
-    pipe = restored(params, folder)
+    pipe = saved.restored(params, folder)
     settings = params.decode.search
     decoder = incremental.Incremental(pipe.analysis, settings.max_length)
     wanted = search.translate(
@@ -303,7 +289,7 @@ def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_p
     params.decode.search.set(beam=1, max_length=4)
     folder = tmp_path / "run"
     loop.run(params, folder, evaluate=True, report=lambda _: None)
-    evaluated = curves(folder / "eval")
+    evaluated = tensorboard_files.curves(folder / "eval")
     assert {f"{name}/{pair}" for name in COUNTED for pair in ("de:en", "en:de")} <= set(evaluated)
 
     text, found = tmp_path / "in", tmp_path / "out"
@@ -351,6 +337,5 @@ def test_lines_are_decoded_by_the_run_itself(ran: Run, tmp_path: Path) -> None:
     translated = ran.words.decode(translator.translate(shown.ids))
     rows = zip(shown.sources, translated, shown.references, strict=True)
     table = tensorboard.markdown_table(["source", "translation", "reference"], rows)
-    *_, text_shown = curves(ran.folder / "eval")["translations/de:en"]
-    assert np.asarray(text_shown).item().decode() == table
+    assert tensorboard_files.values(ran.folder / "eval", "translations/de:en")[-1] == table
     assert reported[-1] == f"decode step=3 lines=3 empty=1 split=0 replaced=0 to {found}"

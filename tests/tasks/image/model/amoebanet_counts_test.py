@@ -32,6 +32,7 @@ COUNTS = {
     ("B", 6, 32, 10): 813_422,
     ("D", 6, 32, 10): 672_242,
 }
+STATISTICS = {("B", 18, 512, 1001): 487_616, ("D", 18, 544, 1001): 434_380}
 # GFLOPs per image at 224², 331² and 480², 2 per multiply-add, convolutions and dense alone.
 GFLOPS = {
     ("B", 18, 512): (130.153, 301.410, 597.588),
@@ -75,47 +76,39 @@ def analysed(*model: Any, side: int, **fields: Any) -> network.Analysis:
     return network.analyze(*settings(*model, side=side, **fields))
 
 
+def counts(*model: Any, **fields: Any) -> describe.Counts:
+    return describe.counts(analysed(*model, **fields))
+
+
 @pytest.mark.parametrize("model", COUNTS)
-def test_describe_prints_the_known_parameters(model: Any) -> None:
-    text = describe.describe_network(*settings(*model, side=224))
-    assert f"parameters: {COUNTS[model]}" in text.splitlines()
-    assert "auxiliary" not in text
+def test_parameters_are_those_of_the_reference(model: Any) -> None:
+    found = counts(*model, side=224)
+    assert (found.parameters, found.auxiliary) == (COUNTS[model], 0)
+    if model in STATISTICS:
+        assert found.statistics == STATISTICS[model]
 
 
 @pytest.mark.parametrize(
     ("genotype", "count"), [("A", 2_309_450), ("B", 1_784_906), ("D", 1_492_058)]
 )
-def test_describe_prints_the_parameters_with_the_small_stem(genotype: str, count: int) -> None:
-    params, fields = settings(genotype, 6, 48, 10, side=32, stem="small")
-    text = describe.describe_network(params, fields)
-    assert f"parameters: {count}" in text.splitlines()
-    assert len(params.layers) == 10
-
-
-@pytest.mark.parametrize(
-    ("model", "count"), [(("B", 18, 512, 1001), 487_616), (("D", 18, 544, 1001), 434_380)]
-)
-def test_describe_prints_the_statistics(model: Any, count: int) -> None:
-    text = describe.describe_network(*settings(*model, side=224))
-    assert f"statistics: {count}" in text.splitlines()
+def test_parameters_with_the_small_stem(genotype: str, count: int) -> None:
+    model = (genotype, 6, 48, 10)
+    assert counts(*model, side=32, stem="small").parameters == count
+    assert len(analysed(*model, side=32, stem="small").layers) == 10
 
 
 @pytest.mark.parametrize(
     ("model", "side", "count"),
     [
         (("B", 18, 512, 1001), 224, 768_432),
-        (("D", 18, 512, 1001), 224, 768_432),
         (("B", 18, 512, 1001), 331, 1_081_572),
         (("B", 18, 512, 1001), 480, 1_786_137),
         (("D", 18, 256, 1001), 224, 663_984),
     ],
 )
-def test_describe_separates_the_auxiliary_head(model: Any, side: int, count: int) -> None:
-    text = describe.describe_network(*settings(*model, side=side, auxiliary_weight=0.4))
-    lines = text.splitlines()
-    assert f"auxiliary parameters: {count}" in lines
-    if model in COUNTS:
-        assert f"parameters: {COUNTS[model]}" in lines
+def test_the_auxiliary_head_is_counted_apart(model: Any, side: int, count: int) -> None:
+    found = counts(*model, side=side, auxiliary_weight=0.4)
+    assert (found.parameters, found.auxiliary) == (COUNTS[model], count)
 
 
 @pytest.mark.parametrize("model", GFLOPS)

@@ -20,6 +20,7 @@ from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
+from tests.support import tensorboard_files
 from tests.support.jobs import job
 from tests.tasks.mt import toy_model, toy_text
 
@@ -111,21 +112,16 @@ def test_a_run_is_translated_and_scored(
 def test_tensorboard_gets_scores_and_text(
     folder: Path, tmp_path: Path, reversed_by: type[Reverser]
 ) -> None:
-    from tensorboard.backend.event_processing import event_accumulator
-    from tensorboard.util import tensor_util
-
     del reversed_by
     lines: list[str] = []
     made = job(params(folder), tmp_path, lines)
     score.run(made)
-    found = event_accumulator.EventAccumulator(str(tmp_path / "score"))
-    found.Reload()
+    curves = tensorboard_files.curves(tmp_path / "score")
     rows = ("high", "mid", "low", "all", "de:en", "cs:en", "sw:en")
-    curves = {f"test/{metric}/{row}" for metric in scores.METRICS for row in rows}
-    assert set(found.Tags()["tensors"]) == {*curves, "test/scores"}
-    (point,) = found.Tensors("test/BLEU/all")
-    value = float(tensor_util.make_ndarray(point.tensor_proto))
-    assert point.step == 70
+    tags = {f"test/{metric}/{row}" for metric in scores.METRICS for row in rows}
+    assert set(curves) == {*tags, "test/scores"}
+    ((step, value),) = curves["test/BLEU/all"]
+    assert step == 70
     assert f"BLEU={value:.2f} " in lines[0]
 
 

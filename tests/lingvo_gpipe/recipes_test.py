@@ -71,7 +71,6 @@ def test_params_as_text_are_a_model(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ({}, r"--model=NAME is missing\. --list_models shows all names"),
         ({"logdir": "{}/none"}, "--model=NAME is missing, and there is no checkpoint in .*/none"),
         ({"logdir": "{}/digits/best"}, "there is no checkpoint in .*/digits/best/checkpoints"),
         ({"params": "{}/none"}, "cannot be read: No such file or directory"),

@@ -131,13 +131,6 @@ def test_a_stated_cost_holds_in_every_cell() -> None:
     assert found.cells[0].costs[1] > found.cells[1].costs[1]
 
 
-def test_a_layers_stated_cost_is_taken() -> None:
-    given = [dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=1.0), dense(4, cost=9.0)]
-    found = analyze(*given, num_partitions=2)
-    assert found.cuts == (3, 1)
-    assert [cell.costs for cell in found.cells] == [(1.0, 1.0, 1.0, 9.0)] * 2
-
-
 def test_cells_per_device_are_cut_and_placed() -> None:
     own = {"num_partitions": 2, "num_micro_batches": 2}
     found = analyze(*[dense(4)] * 6, **own, schedule="interleaved", cells_per_device=3)
@@ -163,11 +156,6 @@ def test_cells_that_share_devices_are_cut_for_a_short_step() -> None:
 def test_a_network_without_cuts_has_one_cell_per_device() -> None:
     own = params(*[dense(4)] * 4, num_partitions=2, schedule="interleaved", cells_per_device=2)
     assert len(network.analyze(network.uncut(own), FIELDS).cells) == 1
-
-
-def test_more_partitions_than_layers_are_refused() -> None:
-    text = text_of(errors.PartitionError, dense(4), dense(4), num_partitions=99)
-    assert text == "num_partitions=99, but there are 2 layers. Use 1 to 2"
 
 
 @pytest.mark.parametrize("field", ["num_partitions", "cells_per_device", "num_micro_batches"])

@@ -80,10 +80,6 @@ def test_the_first_share_is_a_pipeline_without_replicas() -> None:
     ("fields", "text"),
     [
         ({"num_replicas": 0}, "num_replicas=0, but it must be at least 1"),
-        (
-            {"num_replicas": 3, "num_micro_batches": 2},
-            "num_replicas=3, but a mini-batch has 2 micro-batches in all",
-        ),
         ({"num_replicas": 2}, "num_replicas=2, but a mini-batch has 1 micro-batch in all"),
     ],
 )

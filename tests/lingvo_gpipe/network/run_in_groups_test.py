@@ -30,7 +30,7 @@ def weights(result: loop.Result) -> dict[str, Any]:
     return {key: reader.get_tensor(key) for key in keys if key != "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.sameness_grid), 2])
 def test_a_run_in_groups_is_the_run_without_them(tmp_path: Path, num_replicas: int) -> None:
     """Batch norm and dropout too: the groups' micro-batches are those of the mini-batch."""
     whole = loop.run(task_of(128, num_replicas=num_replicas), tmp_path / "whole", evaluate=True)
@@ -67,11 +67,6 @@ def test_a_plan_counts_all_groups() -> None:
     assert groups.mini_batch_s == pytest.approx(4 * groups.step_s)
     assert 1.0 < groups.mini_batch_s / whole.mini_batch_s < 1.5  # it fills and drains four times
     assert max(groups.analysis.sizes) == max(whole.analysis.sizes)
-
-
-def test_a_group_without_a_micro_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.PartitionError, match="group_size=0, but a group has"):
-        loop.run(task_of(0), tmp_path)
 
 
 def test_a_loss_that_is_a_sum_is_that_of_the_mini_batch() -> None:

@@ -315,8 +315,7 @@ def test_early_recomputation_shortens_the_step_and_holds_no_more() -> None:
     assert early.cells[0].activation_bytes == late.cells[0].activation_bytes
 
 
-@pytest.mark.parametrize("recompute", ["full", "never"])
-@pytest.mark.parametrize("profile", [False, True])
+@pytest.mark.parametrize(("recompute", "profile"), [("full", False), ("never", True)])
 def test_what_i_leaves_is_held_until_w_has_read_it(recompute: str, profile: bool) -> None:
     def heaviest(last: str) -> int:
         """Return the bytes of the second cell with this order of slots."""

@@ -56,7 +56,8 @@ def test_the_beginning_of_the_last_mini_batch_is_known(num_batches: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("num_replicas", "group_size", "sizes"), [(1, 3, [6, 3, 3, 3]), (2, 2, [7, 4, 4])]
+    ("num_replicas", "group_size", "sizes"),
+    [pytest.param(1, 3, [6, 3, 3, 3], marks=pytest.mark.sameness_grid), (2, 2, [7, 4, 4])],
 )
 def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: list[int]) -> None:
     """Dropout, tied weights and unequal micro-batches, over replicas too."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, optim, task
 from lingvo_gpipe.run import (
@@ -376,40 +375,6 @@ def test_a_run_continues_without_curves_that_cannot_be_written(
 
 
 # One update.
-
-
-def updated(num_micro_batches: int, batches: list[Any], accumulate: int) -> dict[str, Any]:
-    """Return the weights after one update in float64, and the sums of that update."""
-    params = tiny_task(accumulate=accumulate, clip_norm=0.05)
-    params.model.set(num_micro_batches=num_micro_batches, dtype="float64")
-    # Batch norm sees the same micro-batches, dropout the same seeds.
-    learned = learner.Learner(params, params.input.instantiate().element_spec(True))
-    told = learned.update(batches)
-    values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
-    return values | {
-        "loss": told.loss.numpy(),
-        "weight": told.weights["loss"].numpy(),
-        "hits": told.sums["accuracy"]["total"].numpy(),
-    }
-
-
-def test_accumulated_mini_batches_equal_one(tmp_path: Path) -> None:
-    del tmp_path
-    random = np.random.default_rng(0)
-    points = random.normal(size=(12, 4))
-    labels = random.integers(0, 3, 12).astype(np.int32)
-
-    def batch(part: slice) -> dict[str, Any]:
-        return {"point": tf.constant(points[part]), "label": tf.constant(labels[part])}
-
-    one = updated(6, [batch(slice(0, 12))], 1)
-    several = updated(2, [batch(slice(a, a + 4)) for a in (0, 4, 8)], 3)
-    assert one.keys() == several.keys()
-    assert one["weight"] == 12
-    for key in one:
-        np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
-    other = updated(2, [batch(slice(a, a + 4)) for a in (0, 8, 4)], 3)
-    assert not np.allclose(other["first/kernel"], one["first/kernel"], rtol=1e-10)
 
 
 def test_graphs_grow_with_no_number_of_mini_batches() -> None:

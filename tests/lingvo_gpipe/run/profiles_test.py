@@ -58,7 +58,7 @@ def check_both_timelines(events: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "accumulate", "num_parts"),
-    [({}, 2, 2), ({"num_replicas": 2}, 1, 1), ({"group_size": 2}, 2, 4)],
+    [({"num_replicas": 2}, 1, 1), ({"group_size": 2}, 2, 4)],
 )
 def test_chosen_steps_are_recorded_and_numbers_stay(
     tmp_path: Path, model: dict[str, int], accumulate: int, num_parts: int

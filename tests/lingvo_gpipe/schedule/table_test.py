@@ -285,16 +285,16 @@ def test_properties_of_an_interleaved_table() -> None:
     assert interleaved.grid() == "device 0: 0F0 2F0 .   2B0 0B0\ndevice 1: .   1F0 3F0 3B0 1B0"
 
 
-def test_split_backward_is_not_fused() -> None:
-    assert Table.from_text("0F0,0I0,0W0").fused() == frozenset()
-
-
-def test_fused_ignores_waiting_and_other_micro_batches() -> None:
-    assert Table.from_text("0F0,,0B0,0F1,0F2,0B1,0B2").fused() == {0}
-
-
-def test_fused_needs_the_last_cell() -> None:
-    assert Table.from_text("0F0,1F0,1B0,0B0,0F1,1F1,0F2,1B1,1F2,1B2,0B1,0B2").fused() == {0, 2}
+@pytest.mark.parametrize(
+    ("text", "fused"),
+    [
+        ("0F0,0I0,0W0", set()),  # a split backward is not
+        ("0F0,,0B0,0F1,0F2,0B1,0B2", {0}),  # waiting between them does not count
+        ("0F0,1F0,1B0,0B0,0F1,1F1,0F2,1B1,1F2,1B2,0B1,0B2", {0, 2}),  # only in the last cell
+    ],
+)
+def test_a_backward_directly_after_its_forward_is_fused(text: str, fused: set[int]) -> None:
+    assert Table.from_text(text).fused() == fused
 
 
 def test_table_made_of_lists_equals_one_of_tuples() -> None:

@@ -63,7 +63,7 @@ def test_loss_and_accuracy_are_counted_by_language() -> None:
 
 SENTENCES = (((5, 7, 3), (2, 6)), ((4,), (2, 9, 5, 8)), ((9, 8, 4, 6), (2,)), ((3, 3), (2, 7, 7)))
 SETTINGS: tuple[Any, ...] = (
-    {},
+    pytest.param({}, marks=pytest.mark.sameness_grid),
     pytest.param({"transparent": "shared"}, marks=pytest.mark.sameness_grid),
     {"transparent": "per_layer"},
 )

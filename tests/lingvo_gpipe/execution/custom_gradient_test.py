@@ -33,8 +33,9 @@ class Both(base.Layer):
         return {"low": inputs[..., :2], "rest": (inputs[..., 2:], rounded)}
 
 
-@pytest.mark.parametrize("recompute", ["full", "except_last", "never"])
-@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    ("recompute", "traced"), [("full", True), ("except_last", False), ("never", True)]
+)
 def test_gradients_by_weights_and_inputs_are_the_plain_ones(recompute: str, traced: bool) -> None:
     own = pipelines.three(recompute=recompute)
     own.build(pipelines.batch())

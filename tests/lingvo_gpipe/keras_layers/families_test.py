@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,15 +16,7 @@ hyperparams.register_package(__name__)
 VOCABULARY, TIME = 11, 6
 
 
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    """Keras models made inside compute in float64."""
-    before = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")  # a model's Input casts to it
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def ids(rows: int = 5, *, seed: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,17 +16,6 @@ from lingvo_gpipe.layers import base
 from tests.lingvo_gpipe.keras_layers import whole_models
 
 hyperparams.register_package(__name__)
-
-
-@pytest.fixture
-def _float64() -> Iterator[None]:
-    """Keras models made inside compute in float64."""
-    before = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")  # a model's Input casts to it
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy(before)
 
 
 def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
@@ -335,7 +323,7 @@ def test_a_model_without_a_graph_is_refused() -> None:
 # --- Training: gradients, dropout, moving statistics ------------------------------------------
 
 
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 def test_gradients_and_statistics_are_those_of_keras() -> None:
     model = residual()
     whole_models.warm(model)
@@ -483,7 +471,7 @@ def test_every_model_of_keras_applications_is_cut(name: str) -> None:
 # --- Through the pipeline ---------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("num_partitions", "schedule"), [(1, "gpipe"), (2, "1f1b"), (3, "gpipe")])
 def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule: str) -> None:
     model = residual()
@@ -496,7 +484,7 @@ def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule:
     )
 
 
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 def test_the_first_stage_of_resnet50_in_a_pipeline_is_resnet50s() -> None:
     whole = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
     features = whole.get_layer("conv2_block1_out").output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,17 +194,7 @@ def test_a_model_that_was_not_built_is_built_first() -> None:
     np.testing.assert_allclose(network.to_keras(pipe.by_path)(random(4, 5)), expected, atol=1e-6)
 
 
-@pytest.fixture
-def _float64() -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy(before)
-
-
-@pytest.mark.usefixtures("_float64")
+@pytest.mark.usefixtures("float64")
 def test_the_dtype_is_that_of_the_model() -> None:
     x = keras.Input((5,))
     model = keras.Model(x, layers.Dense(3)(keras.ops.tanh(layers.Dense(4)(x))))

@@ -63,16 +63,6 @@ def refusal(field_range: FieldRange, *parts: dict[str, Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("is_on_worker", [False, True])
-def test_rows_of_parts_are_counted_through(
-    is_on_worker: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(value_ranges, "_is_on_worker", lambda _: is_on_worker)
-    first, second = ({"label": tf.constant(labels)} for labels in ([0, 1, 2], [3, 9]))
-    assert str(refusal(LABELS, first, second)).startswith("field 'label', row 4: 9, but layer")
-    assert refusal(LABELS, first, first) is None
-
-
 def test_only_fields_have_ranges() -> None:
     """A label that a layer computes is not looked at."""
     head = layers.Softmax.Params(name="head", classes=3)

@@ -34,11 +34,6 @@ def test_a_name_written_again_is_a_new_version() -> None:
     assert wiring.outputs == {"x": 3}
 
 
-def test_reads_keep_the_layers_own_order_of_names() -> None:
-    wiring = stream.wire([Node("a", ("y", "x"), ("z",))], ["x", "y"])
-    assert wiring.reads == ((1, 0),)
-
-
 def test_a_layer_reading_a_name_twice_is_one_consumer() -> None:
     wiring = stream.wire([Node("add", ("x", "x"), ("y",))], ["x"])
     assert wiring.reads == ((0, 0),)
@@ -61,32 +56,6 @@ def test_several_consumers_are_sent_to_straight() -> None:
     # p goes from cell 0 to cells 1, 3 and 4, not through 2; label goes only to the last cell.
     assert imports == [["x"], ["p"], ["q"], ["p", "r"], ["label", "p", "s"]]
     assert [names(wiring, r.exports) for r in routes] == [["p"], ["q"], ["r"], ["s"], []]
-
-
-def test_a_value_read_in_its_own_cell_alone_is_not_sent() -> None:
-    wiring = stream.wire(SKIPS, ["x", "label"])
-    routes = stream.route(wiring, (2, 3))
-    assert names(wiring, routes[0].exports) == ["p", "q"]
-    assert names(wiring, routes[1].imports) == ["label", "p", "q"]
-    assert routes[1].layers == range(2, 5)
-
-
-def test_what_leaves_the_network_is_exported() -> None:
-    wiring = stream.wire(SKIPS, ["x", "label"], outputs=("t", "q"))
-    kept = set(wiring.outputs.values())
-    routes = stream.route(wiring, (3, 2), kept)
-    assert names(wiring, routes[0].exports) == ["p", "q", "r"]
-    assert names(wiring, routes[1].exports) == ["t"]
-
-
-def test_a_named_output_is_its_last_version() -> None:
-    wiring = stream.wire([Node("a"), Node("b")], ["x"], outputs=("x",))
-    assert wiring.outputs == {"x": 2}
-
-
-def test_a_field_may_leave_the_network() -> None:
-    wiring = stream.wire([Node("a")], ["x", "id"], outputs=("x", "id"))
-    assert wiring.outputs == {"x": 2, "id": 1}
 
 
 def test_what_a_loss_or_metric_writes_may_stay_unread() -> None:

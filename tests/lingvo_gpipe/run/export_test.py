@@ -448,22 +448,14 @@ def test_a_network_in_slices_is_not_divided_again(slices: Any) -> None:
     }
 
 
-def test_fields_without_a_batch_dimension_that_only_training_has_are_not_a_fault() -> None:
+def test_a_field_may_be_an_output_and_one_without_a_batch_dimension_may_be_missing() -> None:
     flat = [
         layers.Flatten.Params(name="flat", reads=("image",)),
         layers.Softmax.Params(name="head", classes=10),
     ]
-    model = pipelining.PipeliningLayer.Params(layers=flat, unbatched=("gain",))
-    served = export.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
-    assert [info.name for info in served.analysis.layers] == ["flat", "head"]
-
-
-def test_a_field_may_be_an_output() -> None:
-    flat = [
-        layers.Flatten.Params(name="flat", reads=("image",)),
-        layers.Softmax.Params(name="head", classes=10),
-    ]
-    model = pipelining.PipeliningLayer.Params(layers=flat, outputs=("image", "x"))
+    model = pipelining.PipeliningLayer.Params(
+        layers=flat, outputs=("image", "x"), unbatched=("gain",)
+    )
     served = export.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     images = tf.random.stateless_normal([2, 8, 8, 1], seed=(1, 2))
     outputs = served({"image": images})

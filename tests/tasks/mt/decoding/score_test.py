@@ -13,10 +13,10 @@ import pytest
 import sacrebleu
 
 from lingvo_gpipe import errors, optim, pipelining, registry
-from lingvo_gpipe.run import loop, tensorboard
-from lingvo_gpipe.task import Eval, Train, complete
+from lingvo_gpipe.run import tensorboard
+from lingvo_gpipe.task import Eval, Train
 from lingvo_gpipe.tasks.mt import task
-from lingvo_gpipe.tasks.mt.decoding import score, scores, search, translator
+from lingvo_gpipe.tasks.mt.decoding import score, scores, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import vocabulary
@@ -159,26 +159,6 @@ def test_nothing_is_written_without_a_run(
     score.run(made)
     assert lines[0].startswith("score step=70 ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_untrained_model_is_scored(folder: Path, tmp_path: Path) -> None:
-    given = params(folder, max_sentences=3)
-    given.decode.set(batch=16, num_shapes=1, search=search.Search(beam=1, max_length=4))
-    assert loop.run(given, tmp_path).step == 0
-    lines: list[str] = []
-    made = job(given, tmp_path, lines)
-    score.run(made)
-    assert lines[0].startswith("score step=0 split=test BLEU=")
-    texts, step = scores.read(tmp_path / "score", "test")
-    assert (step, len(texts)) == (0, 3)
-    # The decoder's output for each source is beside its reference.
-    decoder = translator.Decoder(complete(given), logdir=tmp_path)
-    by_pair = {text.pair: text for text in texts}
-    for part in score.sentences_to_translate(given.input.instantiate(), "test", 3):
-        text = by_pair[part.pair]
-        found = decoder.vocabulary.decode(decoder.translate(part.ids))
-        assert list(text.hypotheses) == [" ".join(line.splitlines()) for line in found]
-        assert text.references == part.references
 
 
 def test_records_of_another_vocabulary_are_refused(

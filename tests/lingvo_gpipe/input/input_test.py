@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import errors
 from lingvo_gpipe.input import Batches, InMemory, plain
 
 SIZES = {"train": 10, "test": 7}
@@ -186,11 +186,6 @@ def test_examples_that_cannot_be_read_are_replaced_or_left_out_and_counted() -> 
         assert held_out[0]["id"].numpy().tolist() == held_out[1]["id"].numpy().tolist()
     assert [reader.counts for reader in two_readers] == [{"left_out": 2}] * 2
     assert make().evaluation("test").counts == {}
-
-
-def test_params_go_to_text_and_back() -> None:
-    params = InMemory.Params(batch_size=3, shuffle=False)
-    assert hyperparams.from_text(params.to_text()) == params
 
 
 def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> None:

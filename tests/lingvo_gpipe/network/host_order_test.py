@@ -55,11 +55,6 @@ def test_what_is_more_bytes_stays_within_a_host() -> None:
     assert much_between_cells.busiest == host_order.BusiestHost(20, 22)
 
 
-def test_as_many_bytes_are_placed_replica_by_replica() -> None:
-    found = host_order.choose((0, 0, 1, 1), 2, transfers(2, 2, 10, 10))
-    assert found == host_order.HostOrder((0, 1, 2, 3), (0, 0, 1, 1), host_order.BusiestHost(20, 20))
-
-
 @pytest.mark.parametrize(
     ("where", "num_devices"),
     [

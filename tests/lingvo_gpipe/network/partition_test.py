@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import doctest
 import itertools
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -101,29 +99,6 @@ def test_partition_equals_brute_force_with_any_options(
         assert partition.partition(costs, num_partitions, **options) == expected
 
 
-def test_partition_equals_brute_force_on_every_chain_of_three_costs() -> None:
-    for num_layers in range(1, 7):
-        for costs in itertools.product([0, 1, 3], repeat=num_layers):
-            for num_partitions in range(1, num_layers + 1):
-                found = partition.partition(costs, num_partitions)
-                assert found == brute_force(costs, num_partitions), (costs, num_partitions)
-
-
-@hypothesis.given(problems(st.integers(0, 20)))
-def test_ties_have_least_variance_when_only_costs_count(problem: tuple[list[int], int]) -> None:
-    costs, num_partitions = problem
-
-    def loads(cuts: tuple[int, ...]) -> list[int]:
-        ends = list(itertools.accumulate(cuts))
-        return [sum(costs[end - count : end]) for end, count in zip(ends, cuts, strict=True)]
-
-    found = loads(partition.partition(costs, num_partitions))
-    rivals = [loads(cuts) for cuts in all_cuts(len(costs), num_partitions)]
-    lightest = min(max(rival) for rival in rivals)
-    least = min(statistics.pvariance(map(Fraction, r)) for r in rivals if max(r) == lightest)
-    assert (max(found), statistics.pvariance(map(Fraction, found))) == (lightest, least)
-
-
 @pytest.mark.parametrize("scale", [1e-18, 3.0, 2.0**60])
 def test_partition_is_the_same_at_any_scale(scale: float) -> None:
     costs = [7, 1, 3, 3, 9, 2, 2, 8, 1, 1, 5, 4]
@@ -189,9 +164,3 @@ def test_costs_that_are_no_costs_are_refused(bad: float) -> None:
         errors.PartitionError, match=rf"^costs\[1\]={bad} is negative or not finite\. Use 0 or"
     ):
         partition.partition([1.0, bad], 1)
-
-
-def test_docstring_examples_run() -> None:
-    result = doctest.testmod(partition)
-    assert result.attempted > 0
-    assert result.failed == 0

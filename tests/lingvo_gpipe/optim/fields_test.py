@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, hyperparams, optim
+from lingvo_gpipe import errors, optim
 
 STAIRCASE: dict[str, Any] = {"peak": 0.64, "decay": 0.9, "decay_steps": 100.0}
 
@@ -48,23 +48,3 @@ def test_a_number_that_is_not_possible_is_refused(params: Any, text: str) -> Non
     with pytest.raises(errors.ParamsError) as refused:
         params.instantiate()
     assert str(refused.value).startswith(f"{owner}: {value} is not possible. Use {use}")
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        optim.Optimizer.Params(
-            config={"beta_1": 0.5},
-            learning_rate=optim.KerasLearningRate.Params(
-                name="CosineDecay", config={"decay_steps": 3}
-            ),
-            groups=(("a*", 2.0),),
-        ),
-        optim.Optimizer.Params(
-            rule=optim.Adafactor.Params(momentum=0.9, clip_threshold=None),
-            learning_rate=optim.WarmupStaircase.Params(**STAIRCASE),
-        ),
-    ],
-)
-def test_params_go_to_text_and_back(params: Any) -> None:
-    assert hyperparams.from_text(params.to_text()) == params

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import io
 import json
 
@@ -138,9 +137,3 @@ def test_trace_has_every_slot_of_each_timeline_in_microseconds() -> None:
         "0B0": (0, 8e6, 2e6, "backward"),
     }
     assert spans[1]["0B0"] == (0, 3e6, 1e6, "backward")
-
-
-def test_docstring_examples_run() -> None:
-    result = doctest.testmod(drawing)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import pathlib
 import re
@@ -93,9 +92,3 @@ def test_make_reads_only_regular_files_of_a_limited_size(tmp_path: pathlib.Path)
         )
         with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
             schedule.make(f"@{path}", 1, 1)
-
-
-def test_docstring_examples_run() -> None:
-    result = doctest.testmod(schedule)
-    assert result.attempted > 0
-    assert result.failed == 0

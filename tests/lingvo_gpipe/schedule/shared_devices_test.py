@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import itertools
 from collections import Counter
 from typing import Any
@@ -119,12 +118,6 @@ def test_a_search_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = CellCosts([[1.0, 43.0, 0.0, 22.0, 0.0, 34.0]] * 4, [0.0] * 4, [1.0] * 4)
     found = shared_devices.cut(schedule.make("interleaved", 2, 8), costs, (1, 1, 2, 2))
     assert found == (1, 1, 2, 2)
-
-
-def test_docstring_examples_run() -> None:
-    result = doctest.testmod(shared_devices)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_many_cells_are_cut_after_a_bounded_number_of_tries(

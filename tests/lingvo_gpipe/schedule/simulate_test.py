@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import itertools
 import math
 import re
@@ -185,9 +184,3 @@ def test_no_time_at_all_has_no_bubble() -> None:
 def test_times_that_do_not_fit_are_refused(seconds: Any, others: Any, text: str) -> None:
     with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
         simulate.simulate(schedule.make("gpipe", 2, 2), seconds, **others)
-
-
-def test_docstring_examples_run() -> None:
-    result = doctest.testmod(simulate)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -221,18 +221,3 @@ def test_plain_modules_load_no_tensorflow() -> None:
     loaded = modules_loaded_by("\n".join(f"import {name}" for name in plain))
     assert loaded.issuperset(plain)
     assert loaded.isdisjoint(TENSORFLOW)
-
-
-def test_models_load_under_one_name_only() -> None:
-    loaded = modules_loaded_by(
-        """
-        import importlib, importlib.util, pkgutil
-        for folder in ("lingvo_gpipe.tasks", "lingvo_gpipe.params"):
-            package = importlib.import_module(folder)
-            for found in pkgutil.walk_packages(package.__path__, folder + "."):
-                importlib.import_module(found.name)
-        """
-    )
-    assert "lingvo_gpipe.params" in loaded
-    twice = [name for name in loaded if name.split(".")[0] in ("params", "tasks")]
-    assert not twice

@@ -252,13 +252,6 @@ def test_a_cost_in_params_is_divided() -> None:
     assert costs[3:] == (1.0, 3.0, 0.0)
 
 
-def test_an_override_sets_the_number_of_slices() -> None:
-    params = pipelining.PipeliningLayer.Params(layers=language_net(2, tie=False))
-    params.set_path("layers[0].slices", 8)
-    assert len(network.layer_params(params)) == 8 + 1 + 3
-    assert hyperparams.from_text(params.to_text()) == params
-
-
 def test_a_language_model_without_labels_returns_all_logits() -> None:
     """Where its head reads no label, and where it is served: probabilities of the whole model."""
     flat = language_net(3)

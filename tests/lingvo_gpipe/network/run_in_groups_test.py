@@ -14,6 +14,7 @@ from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import describe, report, step_plan
 from lingvo_gpipe.run import evaluation, learner, loop
 from lingvo_gpipe.run.profiles import Profiles
+from tests.support import saved
 from tests.tiny_task import tiny_task
 
 
@@ -24,12 +25,6 @@ def task_of(group_size: int, **fields: Any) -> Any:
     return params
 
 
-def weights(result: loop.Result) -> dict[str, Any]:
-    reader = tf.train.load_checkpoint(result.checkpoint)
-    keys = reader.get_variable_to_shape_map()
-    return {key: reader.get_tensor(key) for key in keys if key != "_CHECKPOINTABLE_OBJECT_GRAPH"}
-
-
 @pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.sameness_grid), 2])
 def test_a_run_in_groups_is_the_run_without_them(tmp_path: Path, num_replicas: int) -> None:
     """Batch norm and dropout too: the groups' micro-batches are those of the mini-batch."""
@@ -37,7 +32,7 @@ def test_a_run_in_groups_is_the_run_without_them(tmp_path: Path, num_replicas: i
     params = task_of(2, num_replicas=num_replicas)
     groups = loop.run(params, tmp_path / "groups", evaluate=True)
     assert groups.metrics == pytest.approx(whole.metrics, rel=1e-5)
-    expected, found = weights(whole), weights(groups)
+    expected, found = saved.values(whole.checkpoint), saved.values(groups.checkpoint)
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
     again = evaluation.run(params, tmp_path / "groups")

@@ -13,11 +13,7 @@ import pytest
 from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, run_state
 from tests.sliced_task import THREE, UNEQUAL, WHOLE, in_slices, task_of
-
-
-def values(prefix: str) -> dict[str, Any]:
-    saved = checkpoints.SavedValues(prefix)
-    return {key: saved.read(key) for key in saved.shapes}
+from tests.support.saved import values
 
 
 def newest(folder: Path, name: str = "checkpoints") -> str:

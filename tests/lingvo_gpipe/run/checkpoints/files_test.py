@@ -42,10 +42,8 @@ def test_one_that_is_still_written_is_not_whole(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "does not agree with its checksum"),
-        (b"\0" * 99, "does not agree with its checksum"),
         (b"class: \xff\n", "codec can't decode byte 0xff in position 7"),
         (b"# crc32: 00000000\nclass: task.Task\n", "does not agree with its checksum"),
-        (b"class: task.Task\nname: 'a'\n", "does not agree with its checksum"),
     ],
 )
 def test_a_damaged_text_is_named(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -224,11 +224,11 @@ def make_learned() -> Any:
 
 def test_a_pair_is_drawn_by_the_key_alone(learned: Any) -> None:
     given = tf.constant(image(height=24, width=24))
-    once = [learned(given, key(number)).numpy() for number in range(60)]
-    again = [learned(given, key(number)).numpy() for number in range(60)]
+    once = [learned(given, key(number)).numpy() for number in range(30)]
+    again = [learned(given, key(number)).numpy() for number in range(30)]
     np.testing.assert_array_equal(once, again)
     assert all(found.shape == given.shape for found in once)
-    assert len({found.tobytes() for found in once}) > 20
+    assert len({found.tobytes() for found in once}) > 10
 
 
 def test_pairs_and_probabilities_are_drawn_as_the_table_says(

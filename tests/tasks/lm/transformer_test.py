@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import tensorflow as tf
 
@@ -51,27 +49,6 @@ def test_a_token_sees_those_before_it_alone() -> None:
     assert logits.shape == (2, 5, 11)
     differs = tf.reduce_any(logits[0] != logits[1], -1).numpy()
     assert differs.tolist() == [False, False, False, True, True]
-
-
-def test_a_vocabulary_in_slices_is_the_same_model() -> None:
-    sizes = {"units": 8, "heads": 2, "hidden": 12, "vocabulary": 11}
-    target = tf.constant([[2, 5, 7, 9, 4], [2, 10, 0, 3, 6]])
-    batch = {"target": target, "label": target, "weight": tf.ones((2, 5))}
-    found = []
-    for slices in (1, 3):
-        layers = transformer.language_model(1, **sizes)
-        by_name: Any = {"embedding": slices, "softmax": slices}
-        pipe = pipelining.PipeliningLayer.Params(layers=layers, slices=by_name).instantiate()
-        pipe.build(batch)
-        for variable in pipe.by_path.values():  # rows are equal, wherever they are cut
-            row = tf.sin(tf.range(1.0, 1.0 + variable.shape[-1]))
-            if variable.shape.rank > 1:
-                variable.assign(tf.broadcast_to(row, variable.shape))
-        found.append(pipe.value_and_gradients(batch))
-    names = [layer.name for layer in pipe.analysis.layers]
-    assert names[:4] == ["embedding_0", "embedding_1", "embedding_2", "position"]
-    assert names[-4:] == ["softmax_0", "softmax_1", "softmax_2", "softmax"]
-    assert float(found[0].loss) == pytest.approx(float(found[1].loss), rel=1e-6)
 
 
 def test_everything_in_slices_has_the_parameters_of_the_whole_model() -> None:

@@ -18,7 +18,6 @@ from tests.tasks.mt.toy_model import (
     V,
     built_from,
     fields,
-    in_slices,
     params,
     transformer_layers,
 )
@@ -70,24 +69,6 @@ def test_token_by_token_is_full_recomputation(settings: Any, dtype: str) -> None
     assert (others != TARGET)[:, 2:].all()
     found = pipe(fields(others), training=False)
     check(found[:, :2], whole[:, :2], dtype)
-
-
-def test_slices_compute_the_logits_of_the_whole_model() -> None:
-    """On one device, where joining them sends nothing."""
-    settings: dict[str, Any] = {"tie": "all", "transparent": "shared"}
-    whole = built_from(params(**settings))
-    slices = {"*_embedding": (2, 8, 1), "softmax": (2, 8, 1), "*coder_?": 3}
-    sliced = in_slices(whole, params(slices, **settings))
-    logits = []
-    for pipe in (whole, sliced):
-        decoder = incremental.Incremental(pipe.analysis, LENGTH)
-        theta = decoder.read(pipe.by_path)
-        state = decoder.begin(theta, tf.constant(SOURCE))
-        for t in range(3):
-            found, state = decoder.extend(theta, state, tf.constant(TARGET[:, t]))
-            logits.append(found)
-    for one, other in zip(logits[:3], logits[3:], strict=True):
-        check(other, one, "float64")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""What does `fit` of a pipelined Keras model cost beside plain `fit`, and until its first step?
+
+`python -m benchmarks.fit [--quick]` measures on two cores:
+
+- an epoch of eight dense layers (six mini-batches of 2,048 examples, SGD): plain `fit`, `fit` with
+  K=1 and M=1, `fit` with K=2 and M=32 on two devices and on one, and the same steps in a loop of
+  `value_and_gradients`;
+- the first step of Transformers with K=4 and M=4, from the plain model to the end of one
+  `train_on_batch`, and the same of plain Keras;
+- a step of GPT-2 with 124M weights and sequences of 64, for micro-batches of several sizes: each of
+  them adds the gradients of all weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.support import networks, processes
+
+EPOCHS = ("plain", "fit 1 1", "fit 2 32", "fit 2 32 on one device", "loop 2 32")
+FIRST = ((12, 768), (24, 128), (48, 128))  # layers, units
+STEPS = (  # rows of 64 ids, K, M, policy
+    *((4, *step) for step in ((0, 0, ""), (1, 1, "never"), (1, 4, "never"))),
+    *((4, *step) for step in ((2, 4, "never"), (2, 4, "full"))),
+    *((16, *step) for step in ((0, 0, ""), (1, 4, "never"), (2, 4, "never"))),
+)
+ROWS, BATCHES, LENGTH = 2048, 6, 64
+
+
+def measure(configuration: str) -> dict[str, float]:
+    """Return the seconds of `epoch,WAY`, `first,LAYERS,UNITS,WAY` or `step,ROWS,K,M,POLICY`."""
+    kind, *arguments = configuration.split(",")
+    if kind == "epoch":
+        return {"s": _epoch_s(arguments[0])}
+    if kind == "first":
+        layers, units, way = arguments
+        return {"s": _first_s(int(layers), int(units), way)}
+    rows, partitions, micro_batches, policy = arguments
+    return {"s": _step_s(int(rows), int(partitions), int(micro_batches), policy)}
+
+
+def _epoch_s(way: str) -> float:
+    """Return the median seconds of an epoch."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import lingvo_gpipe as lg
+
+    kind, *sizes = way.split(" ")[:3]
+    is_one = way.endswith("one device")
+    partitions, micro_batches = map(int, sizes or (1, 1))
+    lg.prepare_logical_cpus(partitions)
+    tf.config.threading.set_inter_op_parallelism_threads(1 if is_one else 2)
+    tf.config.threading.set_intra_op_parallelism_threads(1 if partitions > 1 else 2)
+    random = np.random.default_rng(1)
+    features = random.random((ROWS * BATCHES, 512), np.float32)
+    labels = random.integers(0, 10, len(features))
+    x = inputs = keras.Input([512])
+    for _ in range(8):
+        x = keras.layers.Dense(1024, activation="gelu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(10)(x))
+    settings: dict[str, Any] = {
+        "num_partitions": partitions,
+        "num_micro_batches": micro_batches,
+        "schedule": "1f1b",
+        "devices": [f"/device:CPU:{0 if is_one else n}" for n in range(partitions)],
+    }
+    if kind == "loop":
+        step = _loss_and_gradients(model, settings)
+        batches = tf.data.Dataset.from_tensor_slices((features, labels)).batch(ROWS)
+        return networks.step_s(lambda: [step(*batch) for batch in batches], count=3)
+    if kind == "fit":
+        model = lg.PipelinedModel(model, **settings)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, jit_compile=False)
+    return networks.step_s(
+        lambda: model.fit(features, labels, ROWS, verbose=0, shuffle=False), count=3
+    )
+
+
+def _loss_and_gradients(model: Any, settings: dict[str, Any]) -> Callable[[Any, Any], float]:
+    """Return a function of a mini-batch that computes its gradients, and returns its loss."""
+    import lingvo_gpipe as lg
+
+    network = lg.keras_layers.from_keras_model(model)
+    loss = lg.layers.Loss.Params(
+        loss="SparseCategoricalCrossentropy",
+        config={"from_logits": True},
+        reads=(network.outputs, "label"),
+    )
+    pipe = lg.PipeliningLayer.Params(
+        layers=[*network.layers, loss], inputs=network.inputs, **settings
+    ).instantiate()
+    return lambda x, y: float(pipe.value_and_gradients({network.inputs: x, "label": y}).loss)
+
+
+def _of_gpt2(
+    layers: int, units: int, rows: int, settings: dict[str, Any]
+) -> tuple[Callable[[], Any], Callable[[], float]]:
+    """Return what compiles GPT-2, in a pipeline if there are settings, and what makes a step."""
+    import keras
+    import tensorflow as tf
+
+    import lingvo_gpipe as lg
+    from benchmarks.accelerator import gpt2, speed
+
+    lg.prepare_logical_cpus(settings.get("num_partitions", 1))
+    size = gpt2.Gpt2(layers, units, heads=units // 64, length=LENGTH)
+    plain = speed.keras_model(size)
+    batch = {
+        name: tf.random.stateless_uniform([rows, LENGTH], [seed, 1], 0, LENGTH, tf.int32)
+        for seed, name in enumerate(("target", "position", "label"))
+    }
+    label = batch.pop("label")
+    models: list[keras.Model] = []
+
+    def start() -> None:
+        model = lg.PipelinedModel(plain, **settings) if settings else plain
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, jit_compile=False)
+        models.append(model)
+
+    return start, lambda: float(models[0].train_on_batch(batch, label))
+
+
+def _first_s(layers: int, units: int, way: str) -> float:
+    """Return the seconds until the first step has ended."""
+    settings: dict[str, Any] = {"num_partitions": 4, "num_micro_batches": 4}
+    start, step = _of_gpt2(layers, units, 4, {} if way == "plain" else settings)
+    begun_s = time.perf_counter()
+    start()
+    step()
+    return time.perf_counter() - begun_s
+
+
+def _step_s(rows: int, partitions: int, micro_batches: int, policy: str) -> float:
+    """Return the median seconds of a step of GPT-2; no partitions: of plain Keras."""
+    settings: dict[str, Any] = {
+        "num_partitions": partitions,
+        "num_micro_batches": micro_batches,
+        "recompute": policy,
+    }
+    start, step = _of_gpt2(12, 768, rows, settings if partitions else {})
+    start()
+    return networks.step_s(step, count=3)
+
+
+def main() -> None:
+    """Measure all and print three tables."""
+    options = processes.parser(__doc__).parse_args()
+    names = [f"epoch,{way}" for way in EPOCHS]
+    names += [
+        f"first,{size[0]},{size[1]},{way}" for size in FIRST for way in ("plain", "pipelined")
+    ]
+    names += [",".join(map(str, ("step", *step))) for step in STEPS]
+    runs = processes.measured(options, "benchmarks.fit", names, measure)
+    print(f"{'what':<32} {'s':>7}")
+    for name in names:
+        of_name = runs[name]
+        print(f"{name:<32} {processes.median(of_name, 's'):7.3f}  {processes.spread(of_name, 's')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = (
     ("errors nests regular_files", "what every other module may need"),
     (
-        "console hyperparams precision seeds graphs schedule packing",
+        "console hyperparams keras_add precision seeds graphs schedule packing",
         "tools that know no layer",
     ),
     ("layers cluster", "what a network is made of; the processes that run it"),

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, TypeAlias
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, nests, precision
+from lingvo_gpipe import errors, hyperparams, keras_add, nests, precision
 from lingvo_gpipe.layers import keras_references
 from lingvo_gpipe.layers.context import Collected as Collected
 from lingvo_gpipe.layers.context import Context as Context
 from lingvo_gpipe.nests import Nest, SpecNest
+
+keras_add.correct()
 
 Initializer: TypeAlias = "Callable[[tuple[int, ...], tf.DType, int], tf.Tensor]"
 

@@ -86,6 +86,14 @@ def regression() -> keras.Model:
     return classifier(2, None)
 
 
+def column() -> keras.Model:
+    """Return a model that adds a column to a table; a micro-batch may have as many rows as it."""
+    x = keras.Input([6])
+    hidden = layers.Dense(16, activation="tanh")(x)
+    parts = [layers.Dense(size)(hidden) + layers.Dense(1)(hidden) for size in (2, 3, 5)]
+    return keras.Model(x, layers.Dense(2)(layers.Concatenate()(parts)))
+
+
 def sequential() -> keras.Model:
     """Return a model that has not seen an input."""
     return keras.Sequential(
@@ -119,7 +127,7 @@ class AddsLoss(layers.Layer):
 def adds_loss(kind: str, *, last: bool = False) -> keras.Model:
     x = keras.Input([6])
     if last:
-        return keras.Model(x, AddsLoss(kind)(layers.Dense(2)(x)))
+        return keras.Model(x, AddsLoss(kind)(layers.Dense(2)(layers.Dense(8)(x))))
     return keras.Model(x, layers.Dense(2)(AddsLoss(kind)(layers.Dense(8)(x))))
 
 
@@ -246,6 +254,7 @@ CASES = {
     ),
     "unbuilt-sequential": Case(sequential, with_loss(SPARSE, metrics=["accuracy"])),
     "convolution": Case(images, with_loss(SPARSE, lambda: OPTIMIZERS.RMSprop(0.01))),
+    "column-beside-a-table": Case(column, with_loss("mse"), lambda: arrays(TARGET)),
     "loss-function": Case(regression, with_loss(huber), lambda: arrays(TARGET)),
     "loss-of-one-number": Case(regression, with_loss(mean_error), lambda: arrays(TARGET)),
     "loss-of-a-sum": Case(

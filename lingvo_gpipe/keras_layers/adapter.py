@@ -71,6 +71,12 @@ class KerasLayer(Layer):
             """See `Layer.Params.mixes_examples`."""
             return self.mixes
 
+        def kind_name(self) -> str:
+            """Return the name of the Keras class."""
+            if isinstance(self.config, Live):
+                return type(self.config.operation).__name__
+            return class_name(self.config)
+
         def value_ranges(self) -> dict[str, ValueRange]:
             """Return the range of the ids of a Keras Embedding."""
             config, size = self.config, None

@@ -265,7 +265,7 @@ class KerasFunction:
                 raise self._refused(f"its call has the stateful operation {op.type}. {advice}")
 
     def _refused(self, reason: str) -> errors.LayerError:
-        return errors.LayerError(f"{self.name} ({type(self.made).__name__}): {reason}")
+        return errors.LayerError(f"{self.name}: {reason}")
 
     def _statistics(self, scope: _Scope, seen: _Seen) -> dict[str, Statistics]:
         """Return each batch norm's statistics, which its momentum of 0 made those of its batch."""

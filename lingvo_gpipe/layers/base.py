@@ -453,8 +453,8 @@ def class_name(params: Layer.Params) -> str:
 
 
 def describe(params: Layer.Params) -> str:
-    """Return how errors call the layer of `params`: its name and class."""
-    kind = class_name(params)
+    """Return how errors call the layer of `params`: its name and kind."""
+    kind = params.kind_name()
     return f"{params.name} ({kind})" if params.name else kind
 
 

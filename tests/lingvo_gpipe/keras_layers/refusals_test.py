@@ -181,8 +181,9 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
 def test_what_hides_state_is_refused_with_the_reason(
     make: Any, shape: tuple[int, ...], text: str
 ) -> None:
-    message = keras_runs.refused(adapter.from_keras(make(), name="mine"), keras_runs.spec(*shape))
-    assert message.startswith("mine (KerasLayer)")
+    layer = make()
+    message = keras_runs.refused(adapter.from_keras(layer, name="mine"), keras_runs.spec(*shape))
+    assert message.startswith(f"mine ({type(layer).__name__}): ")
     assert text in message
     assert "\n" not in message
 

@@ -128,7 +128,7 @@ class Executor:
         self.stamps: monitoring.Stamps | None = None
         self.input_devices: tuple[str, ...] = ()
         self._params = analysis.params
-        self._warnings_left = 10  # the last mini-batch of every evaluation may be smaller
+        self._has_warned = False  # the last mini-batch of every epoch may be smaller
 
     def train(self, batch: MiniBatch, *, outputs: bool = False) -> Result:
         """Run the table of training: losses inside, gradients of all weights.
@@ -365,10 +365,10 @@ class Executor:
         return {loss.name: loss.coefficient for loss in self.analysis.losses}
 
     def num_micro_batches(self, *parts: Mapping[str, Nest]) -> int:
-        """Return M for a mini-batch; log if it is less than the Params set."""
+        """Return M for a mini-batch; log the first time that it is less than the Params set."""
         sizes, wanted = micro_batches.sizes_of(self._params, *parts), self._params.num_micro_batches
-        if len(sizes) < wanted and self._warnings_left > 0:
-            self._warnings_left -= 1
+        if len(sizes) < wanted and not self._has_warned:
+            self._has_warned = True
             logging.warning(
                 "a mini-batch of %d examples lowers the number of micro-batches from %d to %d",
                 sum(sizes),

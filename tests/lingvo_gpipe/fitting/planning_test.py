@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, pipelining
 from lingvo_gpipe.fitting import PipelinedModel, planning, variables
 from tests.lingvo_gpipe.fitting.fit_cases import CLASSES, X
 
@@ -170,3 +170,23 @@ def test_sizes_that_a_model_leaves_open_are_those_of_the_mini_batch() -> None:
     for length in (4, 7):
         tokens = np.arange(6 * length).reshape(6, length) % 9
         pipelined.train_on_batch(tokens, tokens, sample_weight=np.ones([6, length]))
+
+
+def test_memory_is_known_of_each_device_of_tensorflow() -> None:
+    names = [device.name for device in tf.config.list_logical_devices()]
+    memory = planning.memory_bytes()
+    assert [name.rpartition("task:0")[2] for name in memory] == [
+        name.rpartition("task:0")[2] for name in names
+    ]
+    assert min(memory.values()) >= 2**20
+
+
+def test_a_gpu_keeps_some_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two GPUs the smaller counts; the CPU does not."""
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda _: ["GPU"])
+    sizes = {"/device:CPU:0": 1, "/device:GPU:0": 1000, "/device:GPU:1": 2000}
+    monkeypatch.setattr(planning, "memory_bytes", lambda: sizes)
+    params = pipelining.PipeliningLayer.Params(layers=[])
+    assert planning._limit_bytes(params) == 850
+    assert planning._limit_bytes(params.set(placement="cpu")) is None
+    assert planning._limit_bytes(params.set(device_memory="1KiB")) == 1024

@@ -454,8 +454,7 @@ def class_name(params: Layer.Params) -> str:
 
 def describe(params: Layer.Params) -> str:
     """Return how errors call the layer of `params`: its name and kind."""
-    kind = params.kind_name()
-    return f"{params.name} ({kind})" if params.name else kind
+    return f"{params.name} ({params.kind_name()})" if params.name else class_name(params)
 
 
 def spec_bytes(specs: SpecNest) -> int:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import pipelining, seeds
 from lingvo_gpipe import schedule as schedules
-from lingvo_gpipe.execution import cell_programs, executor, variables
+from lingvo_gpipe.execution import cell_programs, executor, replica_pass, variables
 from lingvo_gpipe.layers import base, sequence_softmax, slices
 from lingvo_gpipe.network import micro_batches
 from tests import sameness
@@ -156,14 +156,14 @@ def test_bits_are_equal_between_two_runs() -> None:
 
 
 def _drop_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.store
+    true = replica_pass.ReplicaPass.store
 
     def store(self: Any, slot: Any, results: Any) -> None:
         if slot.micro_batch == 1:
             results = dataclasses.replace(results, weights=[])
         true(self, slot, results)
 
-    patch.setattr(executor.ReplicaPass, "store", store)
+    patch.setattr(replica_pass.ReplicaPass, "store", store)
 
 
 def _swap_cells(patch: pytest.MonkeyPatch) -> None:
@@ -208,18 +208,18 @@ def _double_batch_norm(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unrouted_consumer(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.backward_inputs
+    true = replica_pass.ReplicaPass.backward_inputs
 
     def backward_inputs(self: Any, *key: Any) -> Any:
         for of_micro_batch in self.value_gradients.values():
             of_micro_batch.update({v: readers[:1] for v, readers in of_micro_batch.items()})
         return true(self, *key)
 
-    patch.setattr(executor.ReplicaPass, "backward_inputs", backward_inputs)
+    patch.setattr(replica_pass.ReplicaPass, "backward_inputs", backward_inputs)
 
 
 def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.backward_inputs
+    true = replica_pass.ReplicaPass.backward_inputs
     sizes: list[int] = []
     original = micro_batches.sizes
 
@@ -233,7 +233,7 @@ def _weight_by_micro_batch(patch: pytest.MonkeyPatch) -> None:
         return inputs._replace(loss_factors=[scale * share for scale in inputs.loss_factors])
 
     patch.setattr(micro_batches, "sizes", remember)
-    patch.setattr(executor.ReplicaPass, "backward_inputs", backward_inputs)
+    patch.setattr(replica_pass.ReplicaPass, "backward_inputs", backward_inputs)
 
 
 def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
@@ -257,13 +257,13 @@ def _uncollected_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_replica(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.weight_gradients
+    true = replica_pass.ReplicaPass.weight_gradients
 
     def weight_gradients(self: Any) -> Any:
         gradients = true(self)
         return gradients if self.replica == 0 else {p: 0 * g for p, g in gradients.items()}
 
-    patch.setattr(executor.ReplicaPass, "weight_gradients", weight_gradients)
+    patch.setattr(replica_pass.ReplicaPass, "weight_gradients", weight_gradients)
 
 
 def _change_shares(patch: pytest.MonkeyPatch, **changed: Any) -> None:
@@ -331,7 +331,7 @@ def _drop_earlier_mini_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def _earlier_sum_in_every_replica(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.start_accumulators
+    true = replica_pass.ReplicaPass.start_accumulators
 
     def start(self: Any) -> None:
         true(self)
@@ -339,7 +339,7 @@ def _earlier_sum_in_every_replica(patch: pytest.MonkeyPatch) -> None:
         for cell, sums in zip(self.network_pass.cells, self.accumulators, strict=True):
             sums[:] = sums if given is None else [given[path] for path in cell.weights]
 
-    patch.setattr(executor.ReplicaPass, "start_accumulators", start)
+    patch.setattr(replica_pass.ReplicaPass, "start_accumulators", start)
 
 
 def _drop_sums_of_an_idle_replica(patch: pytest.MonkeyPatch) -> None:
@@ -368,18 +368,18 @@ def _moments_of_the_last_mini_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def _drop_weight_gradient(patch: pytest.MonkeyPatch) -> None:
-    true = executor.ReplicaPass.issue
+    true = replica_pass.ReplicaPass.issue
 
     def issue(self: Any, device: int, slot: Any, call: Any) -> None:
         if (slot.phase, slot.micro_batch) != ("W", 1):
             true(self, device, slot, call)
 
-    patch.setattr(executor.ReplicaPass, "issue", issue)
+    patch.setattr(replica_pass.ReplicaPass, "issue", issue)
 
 
 def _left_of_another_micro_batch(patch: pytest.MonkeyPatch) -> None:
     """W of micro-batch 2 computes from what I of micro-batch 1 left; both have the same size."""
-    true = executor.ReplicaPass.store
+    true = replica_pass.ReplicaPass.store
 
     def store(self: Any, slot: Any, results: Any) -> None:
         true(self, slot, results)
@@ -387,7 +387,7 @@ def _left_of_another_micro_batch(patch: pytest.MonkeyPatch) -> None:
         if (slot.phase, m) == ("I", 2):
             self.held[k, m] = self.held[k, m - 1]
 
-    patch.setattr(executor.ReplicaPass, "store", store)
+    patch.setattr(replica_pass.ReplicaPass, "store", store)
 
 
 BREAKS: dict[str, tuple[Any, ...]] = {

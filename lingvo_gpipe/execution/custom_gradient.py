@@ -28,7 +28,8 @@ from lingvo_gpipe.execution.cell_programs import (
     CellResults,
     gradient_sources,
 )
-from lingvo_gpipe.execution.executor import Executor, MiniBatch, ReplicaPass
+from lingvo_gpipe.execution.executor import Executor, MiniBatch
+from lingvo_gpipe.execution.replica_pass import ReplicaPass
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.schedule.slot import Slot

@@ -19,7 +19,8 @@ import tensorflow as tf
 from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution.cell_programs import BackwardInputs, CellInputs
-from lingvo_gpipe.execution.executor import Executor, MiniBatch, ReplicaPass
+from lingvo_gpipe.execution.executor import Executor, MiniBatch
+from lingvo_gpipe.execution.replica_pass import ReplicaPass
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network import wiring
 from lingvo_gpipe.schedule.slot import Slot

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
-from lingvo_gpipe.execution import executor
+from lingvo_gpipe.execution import executor, replica_pass
 from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.run import learner
@@ -271,10 +271,10 @@ def test_values_are_dropped_when_no_slot_reads_them_any_more(
     """A step that failed is run again slot by slot; that must not need more memory than it had."""
     pipe, batch = pipeline(FAULTS["label"], 2, "1f1b").instantiate(), mini_batch(FAULTS["forward"])
     pipe.build(batch)
-    runs: list[executor.ReplicaPass] = []
+    runs: list[replica_pass.ReplicaPass] = []
     begin = executor.Executor.training_passes
 
-    def noted(self: executor.Executor, fields: Any) -> list[executor.ReplicaPass]:
+    def noted(self: executor.Executor, fields: Any) -> list[replica_pass.ReplicaPass]:
         runs.extend(begin(self, fields))
         return runs
 
@@ -465,14 +465,14 @@ def test_first_nonfinite_names_a_weight() -> None:
 def test_sound_values_are_looked_at_one_micro_batch_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs: list[executor.ReplicaPass] = []
-    true = executor.ReplicaPass.__post_init__
+    runs: list[replica_pass.ReplicaPass] = []
+    true = replica_pass.ReplicaPass.__post_init__
 
-    def kept(self: executor.ReplicaPass) -> None:
+    def kept(self: replica_pass.ReplicaPass) -> None:
         true(self)
         runs.append(self)
 
-    monkeypatch.setattr(executor.ReplicaPass, "__post_init__", kept)
+    monkeypatch.setattr(replica_pass.ReplicaPass, "__post_init__", kept)
     assert pipelines.three().first_nonfinite(pipelines.batch()) == "nowhere"
     assert set(runs[0].values) == {3}
 

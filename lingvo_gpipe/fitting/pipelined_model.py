@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
 from lingvo_gpipe.fitting.objective import Names, at
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
@@ -160,7 +161,12 @@ class PipelinedModel(keras.Model):
     # --- What Keras calls ------------------------------------------------------------------------
 
     def compile(self, *args: Any, jit_compile: Any = "auto", **kwargs: Any) -> None:
-        """See `keras.Model.compile`; `jit_compile=True` compiles the cells, each on its own."""
+        """See `keras.Model.compile`; `jit_compile=True` compiles the cells, each on its own.
+
+        Raises:
+            LayerError: the model has steps of its own, which a pipeline would not call.
+        """
+        _refuse_own_steps(self.model)
         super().compile(*args, jit_compile=False, **kwargs)
         self.model.compile(*args, jit_compile=False, **kwargs)
         self.model.optimizer = self.optimizer
@@ -307,6 +313,18 @@ class Measured(NamedTuple):
     losses: dict[str, tf.Tensor]
     weight: tf.Tensor
     outputs: dict[str, Nest]
+
+
+def _refuse_own_steps(model: keras.Model) -> None:
+    """Refuse a model whose class replaces what `fit`, `evaluate` or `predict` calls."""
+    for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
+        owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
+        if not owner.__module__.startswith("keras."):
+            raise errors.LayerError(
+                f"{model.name}: {owner.__name__} defines its own {name}, which a pipeline does not "
+                "call. Give losses and metrics to compile, or train in a loop of your own by "
+                "PipeliningLayer.value_and_gradients"
+            )
 
 
 def _has_known_size(batches: Iterable[Any]) -> bool:

@@ -69,7 +69,10 @@ class Live(hyperparams.Opaque):
             settings = keras.saving.serialize_keras_object(self.operation)
         except Exception:  # noqa: BLE001 (whatever the get_config of a layer raises)
             return None
-        return json.dumps(without_names(settings), default=repr, sort_keys=True)
+        # A notebook may define a class again under the same name.
+        layers = getattr(self.operation, "_flatten_layers", lambda: [self.operation])()
+        classes = tuple(type(layer) for layer in layers)
+        return classes, json.dumps(without_names(settings), default=repr, sort_keys=True)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:

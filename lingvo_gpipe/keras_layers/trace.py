@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +242,8 @@ def _adds_sums(
 ) -> bool:
     """Return whether losses of activity double where every example is there twice.
 
+    Warns if examples together add another loss than apart, such as a router that balances its load.
+
     Raises:
         LayerError: they neither double nor stay the same.
     """
@@ -254,22 +257,41 @@ def _adds_sums(
         return tf.cast(drawn, spec.dtype)
 
     with tf.init_scope():
-        once = tf.nest.map_structure(example, tuple(inputs))
-        twice = tf.nest.map_structure(lambda t: tf.concat([t, t], 0), once)
-        settings = CallSettings(
-            {path: variables.value_of(v) for path, v in function.variables.weights.items()},
-            seed=lambda n: tf.constant([0, n], tf.int32),
-            training=False,
-            is_frozen=lambda _: True,
+        once, others = (tf.nest.map_structure(example, tuple(inputs)) for _ in range(2))
+        twice, all_of_them = (
+            tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), once, more)
+            for more in (once, others)
         )
-        one, two = (
-            sum(float(loss) for loss in call(params, function, values, settings).losses)
-            for values in (once, twice)
+        weights = {path: variables.value_of(v) for path, v in function.variables.weights.items()}
+
+        def added(training: bool) -> list[float]:
+            settings = CallSettings(
+                weights,
+                seed=lambda n: tf.constant([0, n], tf.int32),
+                training=training,
+                is_frozen=lambda _: True,
+            )
+            return [
+                sum(float(loss) for loss in call(params, function, values, settings).losses)
+                for values in (once, twice, others, all_of_them)
+            ]
+
+        losses_of = added(training=False)
+        if not any(losses_of):  # a router may add its loss in training alone
+            losses_of = added(training=True)
+        one, two, other, together = losses_of
+    is_mean, is_sum = (np.isclose(two, n * one, rtol=1e-3) for n in (1, 2))
+    if (is_mean or is_sum) and not np.isclose(
+        together, (one + other) / (2 if is_mean else 1), rtol=1e-3, atol=1e-6
+    ):
+        warnings.warn(
+            f"{base.describe(params)}: the loss that it adds compares examples with each other. If "
+            "there are several micro-batches, each has its own, and the numbers are not those of "
+            "Keras: num_micro_batches=1 has them",
+            stacklevel=2,
         )
-    if np.isclose(two, one, rtol=1e-3):
-        return False
-    if np.isclose(two, 2 * one, rtol=1e-3):
-        return True
+    if is_mean or is_sum:
+        return bool(is_sum and not is_mean)
     raise errors.LayerError(
         f"{base.describe(params)}: the loss that it adds is neither a mean nor a sum over the "
         "examples of a mini-batch, so micro-batches cannot compute it. Add a mean"

@@ -80,3 +80,99 @@ def test_layers_and_symbolic_tensors_are_those_of_the_model() -> None:
     assert model.layers == plain.layers
     assert model.output["kind"] is plain.output["kind"]
     keras.Model(model.input, model.get_layer("hidden").output)
+
+
+class Applies(keras.layers.Layer):
+    """A layer of a user's own, which may compare examples."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class AddsLoss(Applies):
+    def call(self, x: Any) -> Any:
+        self.add_loss(self.function(x))
+        return x
+
+
+def trained_with(layer: Any, num_micro_batches: int = 3) -> float:
+    """Return the loss of one update with a layer, or operation, between two others."""
+    x = keras.Input([6])
+    y = keras.layers.Dense(3)(layer(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(keras.Model(x, y), 2, num_micro_batches)
+    model.compile("sgd", "mse")
+    return float(model.train_on_batch(X, X[:, :3]))
+
+
+MIXES = {
+    "mean": lambda x: x - keras.ops.mean(x, axis=0, keepdims=True),
+    "flip": lambda x: keras.ops.flip(x, axis=0),
+    "cumsum": lambda x: keras.ops.cumsum(x, axis=0),
+    "sort": lambda x: keras.ops.sort(x, axis=0),
+    "attention": lambda x: x + keras.ops.softmax(x @ keras.ops.transpose(x)) @ x,
+}
+
+
+@pytest.mark.parametrize("function", MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize("kind", [lambda f: f, keras.layers.Lambda, Applies])
+def test_what_compares_examples_needs_one_micro_batch(function: Any, kind: Any) -> None:
+    with pytest.raises(errors.LayerError, match=r"compares the examples .* Use one micro-batch"):
+        trained_with(kind(function))
+    if kind is Applies:
+        assert np.isfinite(trained_with(kind(function), num_micro_batches=1))
+
+
+@pytest.mark.parametrize("kind", [lambda f: f, keras.layers.Lambda, Applies])
+def test_what_compares_features_is_no_matter(kind: Any) -> None:
+    assert np.isfinite(trained_with(kind(lambda x: keras.ops.cumsum(x, axis=1))))
+
+
+def test_what_draws_numbers_is_no_comparison() -> None:
+    generator = keras.random.SeedGenerator(1)
+
+    class Samples(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = generator
+
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal(keras.ops.shape(x), seed=self.generator)
+
+    assert np.isfinite(trained_with(Samples()))
+
+
+def test_a_layer_is_tried_without_a_trace() -> None:
+    """Its variables are as before, although it is called on examples together and apart."""
+
+    class Counts(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            del shape
+            self.calls = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+        def call(self, x: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return x
+
+    layer = Counts()
+    with pytest.raises(errors.LayerError, match="its call writes its variable"):
+        trained_with(layer)
+    assert float(layer.calls.value) == 0.0
+
+
+@pytest.mark.parametrize("function", [lambda x: keras.ops.mean(x) ** 2, keras.ops.std])
+def test_an_added_loss_that_compares_examples_is_said(function: Any) -> None:
+    with pytest.warns(UserWarning, match="the loss that it adds compares examples with each other"):
+        trained_with(AddsLoss(function))
+
+
+@pytest.mark.parametrize("name", ["train_step", "compute_loss", "compute_metrics", "predict_step"])
+def test_steps_of_the_models_own_are_refused(name: str) -> None:
+    own = type("Own", (keras.Model,), {name: getattr(keras.Model, name), "__module__": "mine"})
+    x = keras.Input([6])
+    model = PipelinedModel(own(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x))), 2)
+    with pytest.raises(errors.LayerError, match=f"Own defines its own {name}"):
+        model.compile("sgd", "mse")

@@ -77,8 +77,13 @@ class PipelinedModel(keras.Model):
             name: name of this model; None: that of `model`.
 
         Raises:
-            LayerError: the model is subclassed, so that it has no graph of layers to cut.
+            LayerError: the model is subclassed, so that it has no graph of layers to cut, or is a
+                PipelinedModel.
         """
+        if isinstance(model, PipelinedModel):
+            raise errors.LayerError(
+                f"{model.name} is a PipelinedModel already. To cut it otherwise, give its .model"
+            )
         super().__init__(name=name or model.name)
         self.model = model
         if num_partitions is None:
@@ -209,6 +214,10 @@ class PipelinedModel(keras.Model):
 
     def _train_batch(self, batch: Any) -> dict[str, Any]:
         fields, run = self._prepared(batch)
+        if not run.pipe.analysis.losses:
+            raise errors.InputError(
+                "nothing would be trained: the data has no labels y, and no layer adds a loss"
+            )
         scale = getattr(self.optimizer, "dynamic_scale", None)
         result = run.pipe.value_and_gradients(
             fields,

@@ -176,3 +176,15 @@ def test_steps_of_the_models_own_are_refused(name: str) -> None:
     model = PipelinedModel(own(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x))), 2)
     with pytest.raises(errors.LayerError, match=f"Own defines its own {name}"):
         model.compile("sgd", "mse")
+
+
+def test_a_pipeline_in_a_pipeline_is_refused() -> None:
+    with pytest.raises(errors.LayerError, match=r"is a PipelinedModel already.*give its \.model"):
+        PipelinedModel(PipelinedModel(two_outputs(), 2), 2)
+
+
+def test_data_without_labels_are_named() -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    model.compile("adam", "mse")
+    with pytest.raises(errors.InputError, match="the data has no labels y, and no layer adds"):
+        model.fit({"features": X}, verbose=0)

@@ -21,10 +21,15 @@ from benchmarks.support import networks, processes
 
 EPOCHS = ("plain", "fit 1 1", "fit 2 32", "fit 2 32 on one device", "loop 2 32")
 FIRST = ((12, 768), (24, 128), (48, 128))  # layers, units
-STEPS = (  # rows of 64 ids, K, M, policy
-    *((4, *step) for step in ((0, 0, ""), (1, 1, "never"), (1, 4, "never"))),
-    *((4, *step) for step in ((2, 4, "never"), (2, 4, "full"))),
-    *((16, *step) for step in ((0, 0, ""), (1, 4, "never"), (2, 4, "never"))),
+STEPS = (  # rows of 64 ids, K, M, policy; K=0 is plain Keras
+    "4,0,0,",
+    "4,1,1,never",
+    "4,1,4,never",
+    "4,2,4,never",
+    "4,2,4,full",
+    "16,0,0,",
+    "16,1,4,never",
+    "16,2,4,never",
 )
 ROWS, BATCHES, LENGTH = 2048, 6, 64
 
@@ -97,65 +102,68 @@ def _loss_and_gradients(model: Any, settings: dict[str, Any]) -> Callable[[Any, 
     return lambda x, y: float(pipe.value_and_gradients({network.inputs: x, "label": y}).loss)
 
 
-def _of_gpt2(
-    layers: int, units: int, rows: int, settings: dict[str, Any]
-) -> tuple[Callable[[], Any], Callable[[], float]]:
-    """Return what compiles GPT-2, in a pipeline if there are settings, and what makes a step."""
-    import keras
+def _gpt2(layers: int, units: int, rows: int) -> tuple[Any, dict[str, Any], Any]:
+    """Return a plain GPT-2, and inputs and labels of a mini-batch."""
     import tensorflow as tf
 
-    import lingvo_gpipe as lg
     from benchmarks.accelerator import gpt2, speed
 
-    lg.prepare_logical_cpus(settings.get("num_partitions", 1))
-    size = gpt2.Gpt2(layers, units, heads=units // 64, length=LENGTH)
-    plain = speed.keras_model(size)
-    batch = {
-        name: tf.random.stateless_uniform([rows, LENGTH], [seed, 1], 0, LENGTH, tf.int32)
-        for seed, name in enumerate(("target", "position", "label"))
-    }
-    label = batch.pop("label")
-    models: list[keras.Model] = []
+    model = speed.keras_model(gpt2.Gpt2(layers, units, heads=units // 64, length=LENGTH))
+    target, position, label = (
+        tf.random.stateless_uniform([rows, LENGTH], [seed, 1], 0, LENGTH, tf.int32)
+        for seed in range(3)
+    )
+    return model, {"target": target, "position": position}, label
 
-    def start() -> None:
-        model = lg.PipelinedModel(plain, **settings) if settings else plain
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, jit_compile=False)
-        models.append(model)
 
-    return start, lambda: float(models[0].train_on_batch(batch, label))
+def _compiled(model: Any, settings: dict[str, Any]) -> Any:
+    """Return a model that can be trained; in a pipeline if there are settings."""
+    import keras
+
+    import lingvo_gpipe as lg
+
+    if settings:
+        model = lg.PipelinedModel(model, **settings)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False)
+    return model
 
 
 def _first_s(layers: int, units: int, way: str) -> float:
     """Return the seconds until the first step has ended."""
-    settings: dict[str, Any] = {"num_partitions": 4, "num_micro_batches": 4}
-    start, step = _of_gpt2(layers, units, 4, {} if way == "plain" else settings)
+    import lingvo_gpipe as lg
+
+    lg.prepare_logical_cpus(1 if way == "plain" else 4)
+    plain, inputs, label = _gpt2(layers, units, rows=4)
+    settings = {} if way == "plain" else {"num_partitions": 4, "num_micro_batches": 4}
     begun_s = time.perf_counter()
-    start()
-    step()
+    float(_compiled(plain, settings).train_on_batch(inputs, label))
     return time.perf_counter() - begun_s
 
 
 def _step_s(rows: int, partitions: int, micro_batches: int, policy: str) -> float:
     """Return the median seconds of a step of GPT-2; no partitions: of plain Keras."""
-    settings: dict[str, Any] = {
+    import lingvo_gpipe as lg
+
+    lg.prepare_logical_cpus(max(partitions, 1))
+    plain, inputs, label = _gpt2(12, 768, rows)
+    settings = {
         "num_partitions": partitions,
         "num_micro_batches": micro_batches,
         "recompute": policy,
     }
-    start, step = _of_gpt2(12, 768, rows, settings if partitions else {})
-    start()
-    return networks.step_s(step, count=3)
+    model = _compiled(plain, settings if partitions else {})
+    return networks.step_s(lambda: float(model.train_on_batch(inputs, label)), count=3)
 
 
 def main() -> None:
-    """Measure all and print three tables."""
+    """Measure all and print a table."""
     options = processes.parser(__doc__).parse_args()
     names = [f"epoch,{way}" for way in EPOCHS]
     names += [
         f"first,{size[0]},{size[1]},{way}" for size in FIRST for way in ("plain", "pipelined")
     ]
-    names += [",".join(map(str, ("step", *step))) for step in STEPS]
+    names += [f"step,{step}" for step in STEPS]
     runs = processes.measured(options, "benchmarks.fit", names, measure)
     print(f"{'what':<32} {'s':>7}")
     for name in names:

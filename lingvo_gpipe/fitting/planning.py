@@ -23,7 +23,7 @@ from lingvo_gpipe.plan import auto, step_plan
 
 _CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches", "device_memory")
 _POLICIES = ("never", "except_last", "early", "full")  # less and less is kept
-_SHARE_OF_GPU = 0.85  # an H200 counted 0.97 to 1.2 times what plans say (docs/measurements.md)
+_SHARE_OF_GPU = 0.85  # an H200 counted 0.8 to 1.2 times what plans say (docs/measurements.md)
 _MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
 
 

@@ -406,19 +406,19 @@ def _mixes_examples(node: Any) -> bool:
 
     It is run on examples together and apart, as inference. Layers of Keras itself need no run, as
     long as the first dimension of their outputs, and no other, is the number of examples; nor do
-    layers that draw numbers, whose outputs differ in any case.
+    layers that draw numbers, whose outputs differ in any case. If it cannot be run, the shapes of
+    its outputs decide alone.
     """
     inputs, operation = node.arguments.keras_tensors, node.operation
     if not inputs or any(not t.shape or t.shape[0] is not None for t in inputs):
         return False
     if any(size is None for tensor in inputs for size in tensor.shape[1:]):
         return False  # other sizes than the number of examples are unknown, too
-    if isinstance(operation, keras.layers.Layer):
-        keeps = all(
-            t.shape and t.shape[0] is None and None not in t.shape[1:] for t in node.outputs
-        )
-        if (keeps and _is_of_keras(operation)) or variables.find(operation).seeds:
-            return False
+    keeps = all(t.shape and t.shape[0] is None and None not in t.shape[1:] for t in node.outputs)
+    if isinstance(operation, keras.layers.Layer) and (
+        (keeps and _is_of_keras(operation)) or variables.find(operation).seeds
+    ):
+        return False
     arguments = node.arguments.args, node.arguments.kwargs
     examples = keras.tree.map_structure(functools.partial(example, size=4), arguments)
 
@@ -433,7 +433,7 @@ def _mixes_examples(node: Any) -> bool:
     try:
         parts = list(zip(run(slice(0, 4)), run(slice(0, 2)), run(slice(2, 4)), strict=True))
     except Exception:  # noqa: BLE001 (a layer may refuse numbers that are not its user's)
-        return False
+        return not keeps
     is_half = any("16" in keras.backend.standardize_dtype(t.dtype) for t in node.outputs)
     tolerance = 0.05 if is_half else 1e-3
 

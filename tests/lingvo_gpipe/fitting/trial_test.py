@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import PipelinedModel
@@ -143,6 +144,16 @@ def test_what_draws_numbers_is_no_comparison() -> None:
             return x + keras.random.normal(keras.ops.shape(x), seed=self.generator)
 
     assert np.isfinite(trained_with(Samples()))
+
+
+def test_of_a_layer_that_cannot_be_tried_the_shape_decides() -> None:
+    def mean(x: Any) -> Any:
+        if tf.executing_eagerly():
+            raise ValueError("not on these numbers")
+        return keras.ops.mean(x, axis=0, keepdims=True)
+
+    with pytest.raises(errors.LayerError, match="compares the examples"):
+        trained_with(Applies(mean))
 
 
 def test_a_layer_is_tried_without_a_trace() -> None:

@@ -60,6 +60,7 @@ QUESTIONS = (
     Question("pytorch", 90, measures=True),
     Question("calls", 40, measures=True),
     Question("timeline", 40, measures=True),
+    Question("fit", 100),
     Question("placement", 60),
     Question("out_of_memory", 60),
     Question("nonfinite", 60),

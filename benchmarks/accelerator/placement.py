@@ -21,9 +21,9 @@ def answers(setting: Setting) -> Answers:
     source = task.input.instantiate()
     updates = learner.Learner(task, source.element_spec(training=True))
     yield "cells", updates.pipe.executor.devices
-    yield "variables", _counted(updates.variables.values())
+    yield "variables", counted(updates.variables.values())
     batch = next(iter(source.batches(0)))
-    yield "fields", _counted(batch.values())
+    yield "fields", counted(batch.values())
     yield "operations", attempt(_operations, updates, batch)
     result = updates.pipe.value_and_gradients(batch)
     yield (
@@ -40,7 +40,7 @@ def _operations(updates: Any, batch: Any) -> dict[str, int]:
     return dict(collections.Counter(_short(node.device) for node in nodes))
 
 
-def _counted(tensors: Iterable[Any]) -> dict[str, int]:
+def counted(tensors: Iterable[Any]) -> dict[str, int]:
     return dict(collections.Counter(_short(tensor.device) for tensor in tensors))
 
 

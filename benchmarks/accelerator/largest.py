@@ -83,6 +83,9 @@ def _train(setting: Setting, kind: str, num_layers: int, device: str) -> dict[st
     task = _task(setting, kind, num_layers)
     source = task.input.instantiate()
     updates = learner.Learner(task, source.element_spec(training=True))
+    name = device.removeprefix("/device:")
+    if not setting.cpu:
+        tf.config.experimental.reset_memory_stats(name)
     losses, seconds = [], []
     for _, batch in zip(range(UPDATES), source.batches(0), strict=False):
         begun_s = time.perf_counter()
@@ -90,7 +93,6 @@ def _train(setting: Setting, kind: str, num_layers: int, device: str) -> dict[st
         seconds.append(time.perf_counter() - begun_s)
     counted = 0.0
     if not setting.cpu:
-        name = device.removeprefix("/device:")
         counted = tf.config.experimental.get_memory_info(name)["peak"] / MIB
     return {"losses": losses, "seconds": seconds, "counted MiB": counted}
 

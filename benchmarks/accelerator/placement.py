@@ -41,6 +41,7 @@ def _operations(updates: Any, batch: Any) -> dict[str, int]:
 
 
 def counted(tensors: Iterable[Any]) -> dict[str, int]:
+    """Return device → the number of tensors there."""
     return dict(collections.Counter(_short(tensor.device) for tensor in tensors))
 
 

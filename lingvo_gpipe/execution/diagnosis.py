@@ -33,7 +33,10 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _NAMES = re.compile(
     r"\[\[(\{\{node )?[^\s\]]*(\}\})?\]\]|\{\{[a-z_]+ [^}]*\}\}|\[Op:[^\]]*\]|Hint: .*"
 )
-_ALLOCATION = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
+_ALLOCATION = re.compile(  # by TensorFlow's kernels: those that name the tensor, others; by XLA's
+    r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)"
+    r"|failed to allocate memory|Out of memory while trying to allocate"
+)
 _FIRST_ROOT = re.compile(r"\d+ root error\(s\) found\.\s*\(0\) *[A-Z_]+: (.*?)\(1\) ", re.DOTALL)
 # What a function of Python that an operation called has raised: its class and its words.
 _PYTHON = re.compile(
@@ -243,14 +246,15 @@ def _out_of_memory(
 
 
 def _lack(device: str, wanted: re.Match[str]) -> str:
-    """Return the message about memory that a device lacks for a tensor."""
-    count = math.prod(map(int, filter(None, wanted[1].split(","))))
-    try:
-        size = f" of {units.size(count * tf.dtypes.as_dtype(wanted[2]).size)}"
-    except TypeError:  # a dtype that Python does not know
-        size = ""
+    """Return the message about memory that a device lacks, for a tensor if that is known."""
+    tensor = ""
+    if wanted[2] is not None:
+        tensor = f", for a tensor {wanted[2]} [{wanted[1]}]"
+        count = math.prod(map(int, filter(None, wanted[1].split(","))))
+        with contextlib.suppress(TypeError):  # a dtype that Python does not know
+            tensor += f" of {units.size(count * tf.dtypes.as_dtype(wanted[2]).size)}"
     return (
-        f"out of memory on {device}, for a tensor {wanted[2]} [{wanted[1]}]{size}. "
+        f"out of memory on {device}{tensor}. "
         "Raise num_micro_batches or num_partitions, or set recompute='full'; --mode=plan shows "
         "what each device needs"
     )

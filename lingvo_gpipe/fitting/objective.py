@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +31,8 @@ that neither a mask nor the loss leaves out; the sum of their sample weights; or
 
 _DIVISORS: tuple[Divisor, ...] = ("kept", "weights", "one")
 _PROBED_EXAMPLES = 7
+_LARGE = 2**20  # elements of an example's output, of which then a few positions are tried
+_POSITIONS = 32
 _PROBED_PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
 
 Values: TypeAlias = Mapping[str, tf.Tensor]
@@ -169,19 +172,14 @@ class Objective(hyperparams.Opaque):
         Raises:
             LayerError: a loss is not a sum over examples.
         """
-        random = np.random.default_rng(0)
-        size = next(iter(fields.values())).shape[0]
-        few = {
-            name: tf.gather(value, np.arange(_PROBED_EXAMPLES) % size)
-            for name, value in fields.items()
-        }
-        for name in keras.tree.flatten(self.names.weights):
-            if name is not None:
-                few[name] = tf.constant(random.uniform(0.5, 2.0, few[name].shape), few[name].dtype)
-        for name, spec in outputs.items():
-            shape = [_PROBED_EXAMPLES, *spec.shape[1:]]
-            few[name] = tf.constant(random.uniform(0.05, 0.95, shape), spec.dtype)
-        self.terms = tuple(self._divided(number, few) for number in range(len(self.terms)))
+        if max(math.prod(spec.shape[1:]) for spec in outputs.values()) > _LARGE:
+            with contextlib.suppress(Exception):  # a loss may need every position
+                self.terms = self._with_divisors(_few(self.names, fields, outputs, _POSITIONS))
+                return
+        self.terms = self._with_divisors(_few(self.names, fields, outputs))
+
+    def _with_divisors(self, values: Values) -> tuple[Term, ...]:
+        return tuple(self._divided(number, values) for number in range(len(self.terms)))
 
     def _divided(self, number: int, values: Values) -> Term:
         """Return a loss with the first divisor that reproduces its mean from parts."""
@@ -195,9 +193,9 @@ class Objective(hyperparams.Opaque):
 
             if kind == "weights" and self.names.weights is None:
                 continue
-            if np.allclose(
-                sum(map(total, _PROBED_PARTS)), total(slice(None)), rtol=1e-5, atol=1e-9
-            ):
+            whole = total(slice(None))
+            apart = sum(map(total, _PROBED_PARTS))
+            if np.isfinite(whole) and np.allclose(apart, whole, rtol=1e-5, atol=1e-9):
                 return term
         shown = self._compiled._flat_losses[number].loss.name
         raise errors.LayerError(
@@ -228,6 +226,42 @@ class Objective(hyperparams.Opaque):
         ):
             self._compiled.call(labels, predictions, weights)
         return calls
+
+
+def _few(
+    names: Names,
+    fields: Values,
+    outputs: Mapping[str, tf.TensorSpec],
+    positions: int | None = None,
+) -> Values:
+    """Return a few examples of a mini-batch, with random sample weights and outputs.
+
+    Args:
+        names: of what the losses compare.
+        fields: the mini-batch.
+        outputs: name of an output of the model → its spec.
+        positions: how many of a sequence, spread over it; None: all.
+    """
+    random = np.random.default_rng(0)
+    largest = max(outputs.values(), key=lambda spec: math.prod(spec.shape))
+    kept = np.linspace(0, largest.shape[1] - 1, positions, dtype=int) if positions else None
+
+    def is_cut(value: tf.Tensor | tf.TensorSpec) -> bool:
+        return kept is not None and value.shape[1:2] == largest.shape[1:2]
+
+    few = {}
+    for name, value in fields.items():
+        rows = tf.gather(value, np.arange(_PROBED_EXAMPLES) % value.shape[0])
+        few[name] = tf.gather(rows, kept, axis=1) if is_cut(value) else rows
+    for name in keras.tree.flatten(names.weights):
+        if name is not None:
+            few[name] = tf.constant(random.uniform(0.5, 2.0, few[name].shape), few[name].dtype)
+    for name, spec in outputs.items():
+        shape = [_PROBED_EXAMPLES, *spec.shape[1:]]
+        if is_cut(spec):
+            shape[1] = positions
+        few[name] = tf.constant(random.uniform(0.05, 0.95, shape), spec.dtype)
+    return few
 
 
 def at(names: Any, values: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileLoss
 
@@ -219,14 +220,10 @@ class Pipelines:
         inputs = {name: fields[name] for name in names.inputs}
         analysis = analyze(uncut(self._params([])), specs(inputs))
         written = {name: analysis.specs[n] for name, n in analysis.wiring.outputs.items()}
-        outputs = keras.tree.map_structure(
-            lambda spec: tf.ones(spec.shape, spec.dtype),
-            wiring.in_structure(self.network.outputs, written),
-        )
-        # Keras resolves in the first call which output each loss compares.
-        compiled(at(names.labels, fields), outputs, at(names.weights, fields))
-        for metric in compiled.metrics:
-            metric.reset_state()
+        outputs = wiring.in_structure(self.network.outputs, written)
+        compared = at(names.labels, fields), outputs, at(names.weights, fields)
+        # Keras resolves in the first call which output each loss compares. Nothing is computed.
+        backend.compute_output_spec(compiled, *keras.tree.map_structure(_symbolic, compared))
         objective = Objective(self._graph(), compiled, names)
         try:
             objective.divide(fields, written)
@@ -246,6 +243,10 @@ class Pipelines:
         """Return the functional form of the model."""
         graph: Functional = graph_of(self._model)
         return graph
+
+
+def _symbolic(value: tf.Tensor | tf.TensorSpec | None) -> keras.KerasTensor | None:
+    return None if value is None else keras.KerasTensor(value.shape, value.dtype.name)
 
 
 def _check_inputs(graph: Functional, x: Any) -> None:

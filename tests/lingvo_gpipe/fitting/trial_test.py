@@ -199,3 +199,47 @@ def test_data_without_labels_are_named() -> None:
     model.compile("adam", "mse")
     with pytest.raises(errors.InputError, match="the data has no labels y, and no layer adds"):
         model.fit({"features": X}, verbose=0)
+
+
+def test_a_loss_is_not_tried_on_a_whole_mini_batch_of_large_outputs() -> None:
+    """Logits of a language model are the largest tensors of a step: 13 GB on an accelerator."""
+    computed = []
+    examples, length, vocabulary = 16, 64, 20_000
+
+    def loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        if tf.executing_eagerly():
+            computed.append(tuple(logits.shape))
+        return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+    inputs = keras.Input([length], dtype="int32")
+    embedded = keras.layers.Embedding(50, 4, mask_zero=True)(inputs)
+    plain = keras.Model(inputs, keras.layers.Dense(vocabulary)(embedded))
+    ids = np.random.default_rng(0).integers(0, 50, [examples, length])
+    model = PipelinedModel(plain, 2, 8)
+    model.compile("sgd", loss)
+    plain.compile("sgd", loss)
+    expected = plain.test_on_batch(ids, ids)
+    np.testing.assert_allclose(model.train_on_batch(ids, ids), expected, rtol=1e-5)
+    assert set(computed) == {
+        (1, 32, vocabulary),
+        (2, 32, vocabulary),
+        (4, 32, vocabulary),
+        (7, 32, vocabulary),
+    }
+
+
+def test_a_loss_that_needs_every_position_of_large_outputs_is_tried_on_all() -> None:
+    position = tf.reshape(tf.range(64.0), [64, 1])
+
+    def late(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(logits - labels) * position, axis=[1, 2])
+
+    inputs = keras.Input([64, 2])
+    plain = keras.Model(inputs, keras.layers.Dense(20_000)(keras.layers.Dense(2)(inputs)))
+    x = np.random.default_rng(0).normal(size=[4, 64, 2]).astype("float32")
+    labels = np.ones([4, 64, 1], "float32")
+    model = PipelinedModel(plain, 2, 2)
+    for each in (model, plain):
+        each.compile("sgd", late)
+    expected = plain.test_on_batch(x, labels)
+    np.testing.assert_allclose(model.train_on_batch(x, labels), expected, rtol=1e-5)

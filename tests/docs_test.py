@@ -66,7 +66,7 @@ def test_named_flags_exist(name: str) -> None:
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
     text = re.sub(r"^#SBATCH .*$", "", text, flags=re.MULTILINE)
-    for flag in re.findall(r"(?<![\w=-])--([a-z_]+)", text)  # XLA_FLAGS=--… is of XLA:
+    for flag in re.findall(r"(?<![\w=-])--([a-z_]+)", text):  # XLA_FLAGS=--… are of XLA
         assert flag in known, f"{name}: --{flag}"
 
 

@@ -170,7 +170,7 @@ class Pipelines:
         if settings["schedule"] == schedule.AUTO:  # which is chosen when training begins
             settings["cells_per_device"] = 1
             until_chosen = {"schedule": "1f1b"}
-        if settings["cuts"] is None:
+        if settings["cuts"] is None or not self.variables:  # those that were given are checked
             inputs = {name: fields[name] for name in keras.tree.flatten(network.inputs)}
             settings["cuts"] = analyze(self._params([], **until_chosen), specs(inputs)).cuts
         pipe: PipeliningLayer = self._params(losses, **until_chosen).instantiate()

@@ -65,6 +65,13 @@ def test_a_wrong_number_of_features_is_named() -> None:
         model.fit({"features": X[:, :4]}, LABELS, verbose=0)
 
 
+def test_cuts_count_the_layers_of_the_model() -> None:
+    model = PipelinedModel(two_outputs(), 2, cuts=[1, 1])
+    model.compile("adam", "mse")
+    with pytest.raises(errors.PartitionError, match=r"cuts=\[1, 1\] sums to 2, but there are 3"):
+        model.fit({"features": X}, LABELS, verbose=0)
+
+
 def test_a_learning_rate_without_a_config_trains() -> None:
     class Warm(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> Any:

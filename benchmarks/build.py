@@ -2,9 +2,8 @@
 
 `python -m benchmarks.build [--quick]`: L layers of two weights, K partitions, M micro-batches, Adam
 and clipping; each in a process of its own, from Params to the end of the first update, without the
-import of TensorFlow. "Trainer" is an update of the trainer, which runs more than 128 micro-batches
-in groups; "one graph" is the same without groups. "Function" is a `tf.function` of a custom
-training loop, whose calls TensorFlow's graph optimizer visits one by one.
+import of TensorFlow. "Trainer" is an update of the trainer. "Function" is a `tf.function` of a
+custom training loop, whose calls TensorFlow's graph optimizer visits one by one.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ SIZES = {  # L, K, M → ways
     (128, 4, 16): ("trainer", "function"),
     (128, 8, 32): ("trainer", "function"),
     (8, 2, 128): ("trainer",),
-    (8, 2, 512): ("trainer", "one graph"),
-    (8, 2, 2048): ("trainer",),
+    (8, 2, 512): ("trainer",),
 }
 WIDTH = 32
 
@@ -46,8 +44,6 @@ def measure(configuration: str) -> dict[str, float]:
         num_partitions=num_partitions,
         num_micro_batches=num_micro_batches,
     )
-    if way == "one graph":
-        model.group_size = num_micro_batches
     start = time.perf_counter()
     if way == "function":
         function(model, batch)

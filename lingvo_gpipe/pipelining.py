@@ -296,26 +296,22 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         *,
         step: int | tf.Tensor = 0,
         first_micro_batch: int = 0,
-        earlier_micro_batches: int = 0,
     ) -> str:
         """Run a mini-batch layer by layer and name where a value first stops being finite.
 
         Args:
-            batch: the mini-batch, or a group of its micro-batches.
+            batch: the mini-batch.
             step: number of the update.
-            first_micro_batch: number of the first one.
-            earlier_micro_batches: of earlier mini-batches of the update, on which its seeds depend.
+            first_micro_batch: number of its first micro-batch in the update, for the seeds.
 
         Returns:
             Such as "layer conv_1, output x, micro-batch 2"; or "nowhere".
         """
-        first_of_update = earlier_micro_batches + first_micro_batch
-        mini_batch = self._mini_batch(batch, step, first_of_update)  # builds the pipeline
-        passes = self.executor.training_passes(mini_batch)
-        place = diagnosis.first_nonfinite_value(passes, first_micro_batch)
+        mini_batch = self._mini_batch(batch, step, first_micro_batch)  # builds the pipeline
+        place = diagnosis.first_nonfinite_value(self.executor.training_passes(mini_batch))
         if place != diagnosis.NOWHERE:
             return place
-        first = tf.constant(first_of_update)
+        first = tf.constant(first_micro_batch)
         gradients = self.value_and_gradients(batch, step=step, first_micro_batch=first).gradients
         return diagnosis.first_nonfinite_gradient(self.analysis, gradients)
 
@@ -326,8 +322,6 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
         *,
         step: int | tf.Tensor = 0,
         first_micro_batch: int = 0,
-        num_micro_batches: int | None = None,
-        earlier_micro_batches: int = 0,
     ) -> errors.UserError:
         """Return the cause of an error of a step: its layer, micro-batch, and the field at fault.
 
@@ -336,25 +330,21 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
         Args:
             error: what a step of training raised, such as in the caller's own tf.function.
-            batch: mini-batch of the step, or a group of its micro-batches.
+            batch: mini-batch of the step.
             step: number of the update.
-            first_micro_batch: number of the first one.
-            num_micro_batches: of the whole mini-batch; None: `batch` is that.
-            earlier_micro_batches: of earlier mini-batches of the update, on which its seeds depend.
+            first_micro_batch: number of its first micro-batch in the update, for the seeds.
         """
         return diagnosis.explain(
             self.executor,
-            self._mini_batch(batch, step, earlier_micro_batches + first_micro_batch),
+            self._mini_batch(batch, step, first_micro_batch),
             error,
             training=True,
-            first_micro_batch=first_micro_batch,
-            num_micro_batches=num_micro_batches,
         )
 
     def _mini_batch(
         self, batch: parts.Batch, step: int | tf.Tensor, first_micro_batch: int = 0
     ) -> MiniBatch:
-        """Return a mini-batch that is an update of its own, or a group of one."""
+        """Return a mini-batch whose losses are divided by its own weights."""
         fields = self._fields(batch)
         first = tf.constant(first_micro_batch)
         return MiniBatch(fields, _step(step), self.loss_weights(batch), first)

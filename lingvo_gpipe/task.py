@@ -15,8 +15,6 @@ from lingvo_gpipe import callbacks, errors, hyperparams, optim, pipelining
 from lingvo_gpipe.hyperparams import text as params_texts
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.input.serving import Program, Serving
-from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network import groups
 
 
 class Start(hyperparams.Params):
@@ -228,18 +226,6 @@ def complete(params: _Params, source: Input | None = None) -> _Params:
     completed: _Params = params.copy()
     (source or completed.input.instantiate()).complete(completed)
     return completed
-
-
-def groups_of(params: Task.Params, fields: Mapping[str, SpecNest]) -> groups.Groups:
-    """Return the groups of micro-batches in which a task runs its mini-batches.
-
-    Args:
-        params: params of the task.
-        fields: fields of a mini-batch of training, name → nest of `tf.TensorSpec`.
-    """
-    model = params.model
-    in_parts = model.num_replicas > 1 and not model.unbatched and params.input.on_worker
-    return groups.make(model, fields, in_parts=in_parts)
 
 
 def check(params: Task.Params) -> None:

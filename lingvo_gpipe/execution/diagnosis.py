@@ -51,8 +51,6 @@ def explain(
     error: tf.errors.OpError,
     *,
     training: bool,
-    first_micro_batch: int = 0,
-    num_micro_batches: int | None = None,
 ) -> errors.UserError:
     """Return the cause of an error: the mini-batch is checked, then run again, slot by slot.
 
@@ -61,8 +59,6 @@ def explain(
         batch: the mini-batch of the step that failed.
         error: what the step raised.
         training: whether it was a step of training, or an evaluation.
-        first_micro_batch: number of its first micro-batch in the whole mini-batch.
-        num_micro_batches: of the whole mini-batch; None: `batch` is that.
     """
     try:
         executor.analysis.check_values(*batch.fields)
@@ -73,11 +69,6 @@ def explain(
     else:
         passes = executor.evaluation_passes(batch, outputs=True)
     for replica_pass in passes:
-        numbers = replica_pass.micro_batches
-        replica_pass.micro_batches = range(
-            numbers.start + first_micro_batch, numbers.stop + first_micro_batch
-        )
-        replica_pass.num_micro_batches = num_micro_batches or replica_pass.num_micro_batches
         try:
             replica_pass.run()
         except tf.errors.OpError as slot_error:
@@ -260,12 +251,11 @@ def _lack(device: str, wanted: re.Match[str]) -> str:
     )
 
 
-def first_nonfinite_value(passes: Sequence[ReplicaPass], first_micro_batch: int = 0) -> str:
+def first_nonfinite_value(passes: Sequence[ReplicaPass]) -> str:
     """Run micro-batches forward, layer by layer; name where a value first is not finite.
 
     Args:
         passes: what each replica computes.
-        first_micro_batch: number of the first one of all replicas.
 
     Returns:
         A text such as "layer conv_1, output x, micro-batch 2", or `NOWHERE`.
@@ -274,7 +264,7 @@ def first_nonfinite_value(passes: Sequence[ReplicaPass], first_micro_batch: int 
     for path, value in passes[0].variables.items():
         if not is_finite(value):
             return f"layer {analysis.layer_of(path)}, variable {path}"
-    places = (place for each in passes for place in _nonfinite_places(each, first_micro_batch))
+    places = (place for replica_pass in passes for place in _nonfinite_places(replica_pass))
     return next(places, NOWHERE)
 
 
@@ -296,7 +286,7 @@ def _all_finite(tensor: tf.Tensor) -> bool:
         return bool(tf.reduce_all(tf.math.is_finite(tensor)))
 
 
-def _nonfinite_places(replica_pass: ReplicaPass, first_micro_batch: int) -> Iterator[str]:
+def _nonfinite_places(replica_pass: ReplicaPass) -> Iterator[str]:
     """Yield the places of values that are not finite, in the order of computation."""
     analysis = replica_pass.executor.analysis
     for m, number in enumerate(replica_pass.micro_batches):
@@ -308,10 +298,10 @@ def _nonfinite_places(replica_pass: ReplicaPass, first_micro_batch: int) -> Iter
             replica_pass.values[m].update(values)
             for v in sorted(values):
                 if not is_finite(values[v]):
-                    yield f"{_value_name(analysis, v)}, micro-batch {first_micro_batch + number}"
+                    yield f"{_value_name(analysis, v)}, micro-batch {number}"
             for name, total in collected.losses.items():
                 if not is_finite(total):
-                    yield f"loss {name}, micro-batch {first_micro_batch + number}"
+                    yield f"loss {name}, micro-batch {number}"
 
 
 def _value_name(analysis: network.Analysis, version: int) -> str:

@@ -6,8 +6,8 @@ are the exception: `parts` and `value_ranges` work where these are. In the order
 - What does each layer read, write and own? `params`, `wiring`, `variables`, `wired_layers`
 - Where is the network cut? `cuts`, by `partition`, within memory by `capacity`
 - What does a cell hold in a pass? `cell`, `analysis`; its bytes `memory_formulas`
-- Who computes and owns what? `micro_batches`, `groups`, `replicas`, `host_order`; what they send
-  each other `traffic`
+- Who computes and owns what? `micro_batches`, `replicas`, `host_order`; what they send each other
+  `traffic`
 """
 
 from lingvo_gpipe.network.analysis import Analysis, analyze

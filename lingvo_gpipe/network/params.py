@@ -39,12 +39,6 @@ class PipelineParams(hyperparams.Configurable.Params):
     num_replicas: int = hyperparams.field(
         1, "R: replicas of the pipeline, each of K devices and a part of the M micro-batches."
     )
-    group_size: int = hyperparams.field(
-        128,
-        "Most micro-batches for each replica that the trainer runs as one graph, which takes some "
-        "10 ms to build for each cell and micro-batch; a mini-batch of more runs as groups, one "
-        "after the other.",
-    )
     schedule: str = hyperparams.field(
         "gpipe",
         "Name of a schedule (gpipe, 1f1b, interleaved, looped_bfs, zb_h1, zb_v, dualpipe_v, "

@@ -54,7 +54,7 @@ class ReplicaPart:
     def cut(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return its examples of a whole mini-batch, name → nest of tensors."""
         examples = self.examples(micro_batches.batch_size(fields))
-        return consecutive(fields, examples)
+        return _taken(fields, (), lambda leaf: leaf[examples.start : examples.stop])
 
 
 class InParts(Mapping[str, Nest]):
@@ -101,19 +101,6 @@ def of_batch(batch: Batch) -> tuple[dict[str, Nest], ...]:
     if isinstance(batch, tuple) and all(isinstance(part, Mapping) for part in batch):
         return tuple(map(dict, batch))
     return (cast("dict[str, Nest]", batch),)  # a user's mistake is refused where it is read
-
-
-def consecutive(
-    fields: Mapping[str, Nest], examples: range, unbatched: Collection[str] = ()
-) -> dict[str, Nest]:
-    """Return consecutive examples of a mini-batch, name → nest of tensors on the same devices.
-
-    Args:
-        fields: name → nest of tensors.
-        examples: their numbers.
-        unbatched: fields that are returned whole.
-    """
-    return _taken(fields, unbatched, lambda leaf: leaf[examples.start : examples.stop])
 
 
 def _taken(

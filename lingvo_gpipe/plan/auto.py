@@ -345,9 +345,9 @@ def _refusal(
 
 def _preferred(candidates: Sequence[Candidate]) -> Candidate:
     """Return the simplest candidate whose step is at most 3 % longer than the shortest."""
-    shortest_s = min(candidate.plan.mini_batch_s for candidate in candidates)
+    shortest_s = min(candidate.plan.step_s for candidate in candidates)
     return min(
-        (c for c in candidates if c.plan.mini_batch_s <= (1 + _TOLERANCE) * shortest_s),
+        (c for c in candidates if c.plan.step_s <= (1 + _TOLERANCE) * shortest_s),
         key=lambda candidate: (
             candidate.model.num_micro_batches,
             candidate.programs,
@@ -367,8 +367,8 @@ def _fastest_measured(candidates: Sequence[Candidate], plan: Planner) -> Candida
     by_programs = sorted(candidates, key=lambda candidate: candidate.programs)
     for _, alike in itertools.groupby(by_programs, key=lambda candidate: candidate.programs):
         candidate = _preferred(list(alike))
-        if candidate.plan.mini_batch_s < (1 - _TOLERANCE) * best_s:
-            measured_s = plan(candidate.model, profile=True).mini_batch_s
+        if candidate.plan.step_s < (1 - _TOLERANCE) * best_s:
+            measured_s = plan(candidate.model, profile=True).step_s
             if measured_s < (1 - _TOLERANCE) * best_s:
                 best, best_s = candidate, measured_s
     return best

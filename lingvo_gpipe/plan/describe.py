@@ -17,7 +17,7 @@ from lingvo_gpipe.input import Input
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.schedule import Table
-from lingvo_gpipe.task import Task, groups_of
+from lingvo_gpipe.task import Task
 
 _NAME_WIDTH = 26
 _KIND_WIDTH = 22
@@ -62,12 +62,8 @@ def fields_of(task: Task.Params) -> dict[str, tf.TensorSpec]:
 
 
 def describe(task: Task.Params) -> str:
-    """Describe the network of a task, as a group of micro-batches runs: see `describe_network`."""
-    groups = groups_of(task, fields_of(task))
-    text = describe_network(groups.params, groups.fields)
-    if groups.count == 1:
-        return text
-    return f"{groups_text(groups.count)}\n{text}"
+    """Describe the network of a task: see `describe_network`."""
+    return describe_network(task.model, fields_of(task))
 
 
 def describe_network(params: network.PipelineParams, fields: Mapping[str, SpecNest]) -> str:
@@ -99,14 +95,6 @@ def totals(analysis: network.Analysis) -> Iterator[str]:
     ):
         if number:
             yield f"{name}: {number}"
-
-
-def groups_text(count: int) -> str:
-    """Return what the user should know of a mini-batch that runs as several groups."""
-    return (
-        f"a mini-batch runs as {count} groups of micro-batches, one after the other. Below, a step "
-        "is one group"
-    )
 
 
 def heading(analysis: network.Analysis) -> Iterator[str]:

@@ -127,8 +127,6 @@ def _head(plan: step_plan.Plan) -> Iterator[str]:
         f"{units.things(len(analysis.sizes), 'micro-batch')} of "
         f"{describe.sizes_text(analysis.sizes)}, recompute {recompute}"
     )
-    if plan.num_groups > 1:
-        yield describe.groups_text(plan.num_groups)
     if plan.profiled:
         some = any(cell.is_estimate for cell in plan.cells)
         least = ", ~ where loops count by formula" if some else ""

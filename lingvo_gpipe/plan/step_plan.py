@@ -16,7 +16,7 @@ from lingvo_gpipe.network import host_order, memory_formulas, replicas, traffic
 from lingvo_gpipe.network.host_order import HostOrder
 from lingvo_gpipe.plan import activations, describe, hosts, profiling, slot_times
 from lingvo_gpipe.schedule import recompute, simulate
-from lingvo_gpipe.task import Task, groups_of
+from lingvo_gpipe.task import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +93,6 @@ class Plan:
             the unit of `timeline`.
         cluster: hosts of the devices; None: not known.
         order: which of these devices each cell has; None: no hosts are known.
-        num_groups: number of groups of micro-batches in a mini-batch, of which this is one.
         reads_on_worker: whether workers read the mini-batches.
         update_s: seconds of the update that follows, and of the call of a step; None: not measured.
     """
@@ -112,7 +111,6 @@ class Plan:
     step_s: float
     cluster: hosts.Hosts | None = None
     order: HostOrder | None = None
-    num_groups: int = 1
     reads_on_worker: bool = False
     update_s: float | None = None
 
@@ -122,11 +120,6 @@ class Plan:
         if self.in_seconds and self.cluster is not None and self.cluster.states_speeds:
             return "links take time at the speeds of --hosts"
         return "links take no time: that needs speeds in --hosts, and flops= or --profile"
-
-    @property
-    def mini_batch_s(self) -> float:
-        """Time of a mini-batch: of all its groups, one after the other."""
-        return self.step_s * self.num_groups
 
     @property
     def bubble_share(self) -> float:
@@ -167,12 +160,12 @@ def cache_of(task: Task.Params, *, profile: bool = False) -> PlanCache:
         task: the task.
         profile: measures the times of the layers.
     """
-    groups = groups_of(task, describe.fields_of(task))
-    variables = network.analyze(network.uncut(groups.params), groups.fields).variables
+    fields = describe.fields_of(task)
+    variables = network.analyze(network.uncut(task.model), fields).variables
     averages = task.train.average is not None
     return PlanCache(
         slot_bytes(variables, task.train.optimizer, averages=averages),
-        profiling.layer_times(groups.params, groups.fields) if profile else None,
+        profiling.layer_times(task.model, fields) if profile else None,
     )
 
 
@@ -183,21 +176,18 @@ def make_for(
     cluster: hosts.Hosts | None = None,
     cache: PlanCache | None = None,
 ) -> Plan:
-    """Plan the training of a task, of one of its groups of micro-batches; see `make`."""
-    groups = groups_of(task, describe.fields_of(task))
+    """Plan the training of a task; see `make`."""
     planned = make(
-        groups.params,
-        groups.fields,
+        task.model,
+        describe.fields_of(task),
         optimizer_params=task.train.optimizer,
         averages=task.train.average is not None,
-        accumulate=task.train.accumulate * groups.count,
+        accumulate=task.train.accumulate,
         profile=profile,
         cluster=cluster,
         cache=cache,
     )
-    return dataclasses.replace(
-        planned, num_groups=groups.count, reads_on_worker=task.input.on_worker
-    )
+    return dataclasses.replace(planned, reads_on_worker=task.input.on_worker)
 
 
 def with_update(plan: Plan, task: Task.Params) -> Plan:

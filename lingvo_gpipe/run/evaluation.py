@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from lingvo_gpipe.input import Batches, Input, Reading, synthetic
 from lingvo_gpipe.layers import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
-from lingvo_gpipe.network.groups import Groups
 from lingvo_gpipe.run import checkpoints, log_directory, restoring, tensorboard, worker_input
 from lingvo_gpipe.run.examples import Example, Examples
 from lingvo_gpipe.task import Task, Texts
@@ -84,7 +83,6 @@ def evaluate(
     batches: Iterable[Mapping[str, Nest]],
     *,
     step: int,
-    groups: Groups | None = None,
     metrics: tuple[str, ...] = (),
     should_stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Iterable[Mapping[str, Nest]]], Iterable[Mapping[str, Nest]]] = iter,
@@ -96,7 +94,6 @@ def evaluate(
         pipe: the network, with its current weights.
         batches: mini-batches of any sizes.
         step: number of updates of the weights.
-        groups: in which a mini-batch runs; None: it runs as a whole.
         metrics: names of the metrics to return; empty: all.
         should_stop: called between mini-batches.
         watch: yields the same mini-batches, and watches the time from one to the next.
@@ -112,11 +109,9 @@ def evaluate(
     weights: dict[str, np.float64] = {}
     sums: dict[str, Nest] | None = None
     count = 0
-    of_batch = {loss.name for loss in pipe.analysis.losses if loss.of_batch}
     step_tensor = tf.constant(step, tf.int64)
     with Count("evaluating", "mini-batch", _number_of(batches), passing=True) as counted:
-        whole = counted.over(watch(batches))
-        for batch, is_first in _in_groups(whole, groups):
+        for batch in counted.over(watch(batches)):
             if should_stop():
                 return None
             shown = examples if examples is not None and examples.reads_outputs(batch) else None
@@ -127,8 +122,7 @@ def evaluate(
             for name, mean in result.losses.items():
                 weight = np.float64(loss_weights[name])
                 totals[name] = totals.get(name, np.float64(0)) + weight * np.float64(mean)
-                counted_weight = weight if is_first or name not in of_batch else np.float64(0)
-                weights[name] = weights.get(name, np.float64(0)) + counted_weight
+                weights[name] = weights.get(name, np.float64(0)) + weight
             wide = tf.nest.map_structure(_wide, result.sums)
             sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
             count += num_rows(pipe, batch)
@@ -141,17 +135,6 @@ def evaluate(
     chosen = () if examples is None else examples.chosen()
     empty = Evaluation(step, {}, {}, count, unread=unread, examples=chosen)
     return _finished(pipe, means, sums, metrics, empty)
-
-
-def _in_groups(
-    batches: Iterable[Mapping[str, Nest]], groups: Groups | None
-) -> Iterator[tuple[Mapping[str, Nest], bool]]:
-    """Yield the groups of mini-batches, and whether each is the first of its mini-batch."""
-    for batch in batches:
-        if groups is None:
-            yield batch, True
-        else:
-            yield from ((group.fields, group.first == 0) for group in groups.divided(batch))
 
 
 def _number_of(batches: Iterable[object]) -> int | None:
@@ -297,9 +280,8 @@ def run(
         report(line)
     source: Input = params.input.instantiate()
     params = task.complete(params, source)
-    groups = task.groups_of(params, source.element_spec(training=True))
-    pipe: pipelining.PipeliningLayer = groups.params.instantiate()
-    pipe.build(groups.fields)
+    pipe: pipelining.PipeliningLayer = params.model.instantiate()
+    pipe.build(source.element_spec(training=True))
     check_names(pipe, params.eval)
     for folder in log_directory.folders(logdir, which):
         log_directory.check_assets(folder, source.assets())
@@ -309,7 +291,6 @@ def run(
         pipe,
         reader.evaluation(params.eval.split),
         step=restored.step,
-        groups=groups,
         metrics=params.eval.metrics,
         should_stop=should_stop,
         examples=Examples(pipe, source, params.eval.examples),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -13,10 +14,9 @@ from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.execution import outer_function
 from lingvo_gpipe.nests import Nest, SpecNest, floating
 from lingvo_gpipe.network import micro_batches, parts
-from lingvo_gpipe.network.groups import Group
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.run.checkpoints import keys
-from lingvo_gpipe.task import Task, groups_of
+from lingvo_gpipe.task import Task
 
 _Summed = TypeVar("_Summed")
 
@@ -62,31 +62,30 @@ class NonfiniteField(NamedTuple):
     row: int | None
 
 
-class LastPart(NamedTuple):
-    """The last mini-batch of an update, or the last group of its micro-batches.
+class LastBatch(NamedTuple):
+    """The last mini-batch of an update.
 
     Attributes:
         begun_s: when it began, in seconds since 1970.
-        num_parts: number of mini-batches or groups of the update.
+        num_batches: number of mini-batches of the update.
     """
 
     begun_s: float
-    num_parts: int
+    num_batches: int
 
 
 class Learner:
     """A network in training.
 
-    An update of one mini-batch is one graph. An update of several mini-batches, or groups of
-    micro-batches, runs one accumulating graph for each, then another graph for the weights: no
-    graph grows with their number.
+    An update of one mini-batch is one graph. An update of several mini-batches runs one
+    accumulating graph for each, then another graph for the weights: no graph grows with their
+    number.
 
     Attributes:
-        groups: how it runs a mini-batch of very many micro-batches.
-        pipe: the network, as one group runs it.
+        pipe: the network.
         updater: its slots, averages and loss scale.
         step: int64 variable, number of updates.
-        last_part: when the last mini-batch of an update, or group of one, began.
+        last_batch: when the last mini-batch of the last update began.
     """
 
     def __init__(self, params: Task.Params, fields: Mapping[str, SpecNest]) -> None:
@@ -96,9 +95,8 @@ class Learner:
             params: params of the task.
             fields: a mini-batch's fields, name → nest of `tf.TensorSpec`.
         """
-        self.groups = groups_of(params, fields)
-        self.pipe: pipelining.PipeliningLayer = self.groups.params.instantiate()
-        self.pipe.build(self.groups.fields)
+        self.pipe: pipelining.PipeliningLayer = params.model.instantiate()
+        self.pipe.build(fields)
         self.updater = optim.Updater(
             params.train,
             variables=self.pipe.weights,
@@ -109,7 +107,7 @@ class Learner:
         )
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self.last_part = LastPart(0.0, 1)
+        self.last_batch = LastBatch(0.0, 1)
         self._params = params.train.copy().freeze()
         self._update_by_one = outer_function.OuterFunction(self._update_by_one_batch, assigns=True)
         self._loss_weights = outer_function.OuterFunction(self._loss_weights_of)
@@ -151,11 +149,10 @@ class Learner:
         """
         for batch in batches:
             self.pipe.analysis.check_values(*parts.of_batch(batch))
-        cut = list(self._groups(batches))
         try:
-            return self._update([group for group, _ in cut])
+            return self._update(batches)
         except tf.errors.OpError as error:
-            raise self._explained(error, cut) from error
+            raise self._explained(error, batches) from error
 
     def first_nonfinite(self, batches: Sequence[Mapping[str, Nest]], step: int) -> str | None:
         """Name where a value of an update first stops being finite; None: nowhere.
@@ -164,13 +161,8 @@ class Learner:
             batches: the mini-batches of the update.
             step: number of the update.
         """
-        for group, earlier in self._groups(batches):
-            place = self.pipe.first_nonfinite(
-                group.fields,
-                step=step,
-                first_micro_batch=group.first,
-                earlier_micro_batches=earlier,
-            )
+        for batch, first in zip(batches, self._first_micro_batches(batches), strict=True):
+            place = self.pipe.first_nonfinite(batch, step=step, first_micro_batch=first)
             if place != "nowhere":
                 return place
         return None
@@ -197,55 +189,42 @@ class Learner:
                         return NonfiniteField(number, name, row)
         return None
 
-    def _groups(self, batches: Sequence[Mapping[str, Nest]]) -> Iterator[tuple[Group, int]]:
-        """Yield the groups of an update, each with the micro-batches of earlier mini-batches."""
-        earlier = 0
-        for batch in batches:
-            of_batch = self.groups.divided(batch)
-            yield from ((group, earlier) for group in of_batch)
-            if len(batches) > 1:
-                sizes = (
-                    micro_batches.sizes_of(self.pipe.params, *parts.of_batch(g.fields))
-                    for g in of_batch
-                )
-                earlier += sum(map(len, sizes))
+    def _first_micro_batches(self, batches: Sequence[Mapping[str, Nest]]) -> list[int]:
+        """Return the number of each mini-batch's first micro-batch in the update."""
+        counts = (
+            len(micro_batches.sizes_of(self.pipe.params, *parts.of_batch(batch)))
+            for batch in batches[:-1]
+        )
+        return list(itertools.accumulate(counts, initial=0))
 
     def _explained(
-        self, error: tf.errors.OpError, groups: Sequence[tuple[Group, int]]
+        self, error: tf.errors.OpError, batches: Sequence[Mapping[str, Nest]]
     ) -> errors.UserError:
-        """Return the cause of an error: that of the first group that fails again."""
-        for group, earlier in groups:
+        """Return the cause of an error: that of the first mini-batch that fails again."""
+        for batch, first in zip(batches, self._first_micro_batches(batches), strict=True):
             cause = self.pipe.explain(
-                error,
-                group.fields,
-                step=self.step.read_value(),
-                first_micro_batch=group.first,
-                num_micro_batches=group.num_micro_batches,
-                earlier_micro_batches=earlier,
+                error, batch, step=self.step.read_value(), first_micro_batch=first
             )
             if not isinstance(cause, errors.StepError) or cause.micro_batch is not None:
                 break
         return cause
 
-    def _update(self, groups: Sequence[Group]) -> UpdateResult:
-        if len(groups) == 1:
-            self.last_part = LastPart(time.time(), 1)
-            result: UpdateResult = self._update_by_one(parts.of_batch(groups[0].fields))
+    def _update(self, batches: Sequence[Mapping[str, Nest]]) -> UpdateResult:
+        if len(batches) == 1:
+            self.last_batch = LastBatch(time.time(), 1)
+            result: UpdateResult = self._update_by_one(parts.of_batch(batches[0]))
             return result
-        of_batch = [loss.name for loss in self.pipe.analysis.losses if loss.of_batch]
         weights: dict[str, tf.Tensor] | None = None
-        for group in groups:
-            of_group: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(group.fields))
-            if group.first:
-                of_group |= {name: tf.zeros_like(of_group[name]) for name in of_batch}
-            weights = of_group if weights is None else self._add_weights(weights, of_group)
+        for batch in batches:
+            of_batch: dict[str, tf.Tensor] = self._loss_weights(parts.of_batch(batch))
+            weights = of_batch if weights is None else self._add_weights(weights, of_batch)
         gradients = {path: self._zeros(path, v) for path, v in self.pipe.weights.items()}
         first = tf.constant(0)
         total: _Sums | None = None
-        for group in groups:
-            self.last_part = LastPart(time.time(), len(groups))
+        for batch in batches:
+            self.last_batch = LastBatch(time.time(), len(batches))
             gradients, sums, first = self._accumulate(
-                parts.of_batch(group.fields), gradients, weights, first
+                parts.of_batch(batch), gradients, weights, first
             )
             total = sums if total is None else self._add_sums(total, sums)
         result = self._apply(gradients, total, weights)

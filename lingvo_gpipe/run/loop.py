@@ -395,7 +395,6 @@ class _Training:
                 self._pipe,
                 batches,
                 step=step,
-                groups=self._learner.groups,
                 metrics=params.metrics,
                 should_stop=options.should_stop,
                 watch=lambda batches: self._watchdog.each(batches, name),

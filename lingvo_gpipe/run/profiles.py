@@ -199,7 +199,7 @@ class StepAssembler:
 class Recorder:
     """Records steps of a run.
 
-    Of an update of several mini-batches, or groups of micro-batches, it records the last one.
+    Of an update of several mini-batches, it records the last one.
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class Recorder:
         if step not in self._chosen:
             return
         self._has_recorded = True
-        part = self._learner.last_part
+        last = self._learner.last_batch
         hosts = self._stamps.hosts
         workers = workers_of(hosts)
         ahead_s = {
             host: clock_ahead_s(functools.partial(_time_of, host)) for host in workers.values()
         }
         spans = [span.later(-ahead_s.get(hosts[span.device], 0.0)) for span in self._stamps.read()]
-        recorded = self._assembler.step(spans, breakdown.Around(part.begun_s, ended_s, input_s))
+        recorded = self._assembler.step(spans, breakdown.Around(last.begun_s, ended_s, input_s))
         for number, measured in enumerate(recorded.timelines):
             both = {"measured": measured, "simulated": _simulated_beside(measured)}
             path = self._folder / f"step_{step}_replica_{number}.json"
@@ -256,9 +256,8 @@ class Recorder:
         writer.png(step, "timeline/simulated_from_means", drawing.draw(_simulated(first)))
         writer.text(step, "timeline/breakdown", "\n".join(lines))
         writer.flush()
-        which = (
-            f", the last of {part.num_parts} mini-batches or groups" if part.num_parts > 1 else ""
-        )
+        count = last.num_batches
+        which = f", the last of {count} mini-batches" if count > 1 else ""
         self._report("\n".join([f"step {step}{which}:", *lines]))
         self._report(f"traces for ui.perfetto.dev: {self._folder}")
         if any(ahead_s.values()):

@@ -79,12 +79,11 @@ def shown(folder: Path, *tags: str) -> dict[tuple[str, str, int], Any]:
 
 @pytest.mark.slow
 def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
-    in_groups = ("--num_micro_batches=4", "--params_override=model.group_size=2")
     flags = (
         "--model=image.digits.ConvNet",
         "--num_partitions=2",
         "--mode=train_eval",
-        *in_groups,
+        "--num_micro_batches=4",
     )
     steps = ("--max_steps=30", "--save_interval_steps=10", "--params_override=train.accumulate=2")
     alone = finish(start(tmp_path / "alone", *flags, *steps))

@@ -300,10 +300,6 @@ def test_an_error_in_the_callers_own_function_is_explained_on_request() -> None:
     explained = pipe.explain(raised.value, batch)
     assert isinstance(explained, errors.StepError)
     assert (explained.layer, explained.micro_batch) == ("faulty", 0)
-    of_group = pipe.explain(raised.value, batch, first_micro_batch=4, num_micro_batches=12)
-    assert isinstance(of_group, errors.StepError)
-    assert (of_group.layer, of_group.micro_batch) == ("faulty", 4)
-    assert "micro-batch 4 of 12" in str(of_group)
 
 
 @pytest.mark.parametrize("faulty", [0, 1])

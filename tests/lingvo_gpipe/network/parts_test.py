@@ -113,3 +113,21 @@ def test_parts_that_are_not_those_of_the_replicas_are_refused() -> None:
     first, second, third = in_parts().parts
     with pytest.raises(errors.InputError, match=r"have \[2, 4, 1\] examples, but .* \[4, 2, 1\]"):
         network().value_and_gradients((second, first, third))
+
+
+def test_a_loss_that_is_a_sum_is_that_of_the_mini_batch() -> None:
+    """Its divisor is 1, however many parts the mini-batch has."""
+    loss = layers.Loss.Params(
+        loss="SparseCategoricalCrossentropy",
+        config={"reduction": "sum", "from_logits": True},
+        reads=("x", "label"),
+    )
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Dense.Params(name="head", units=3), loss],
+        num_replicas=3,
+        num_micro_batches=4,
+        dtype="float64",
+    ).instantiate()
+    whole = pipe.value_and_gradients(batch())
+    assert float(whole.loss) > 5.0
+    np.testing.assert_allclose(pipe.value_and_gradients(in_parts()).loss, whole.loss, rtol=1e-12)

@@ -58,7 +58,7 @@ def seen(x: tf.Tensor) -> Any:
 # last six of the first epoch and the first six of the second.
 PARTS: list[tuple[int, dict[str, Any]]] = [
     (2, {"num_partitions": 2, "num_micro_batches": 2, "schedule": "gpipe"}),
-    (4, {"num_partitions": 3, "num_micro_batches": 6, "group_size": 3, "schedule": "1f1b"}),
+    (4, {"num_partitions": 3, "num_micro_batches": 6, "schedule": "1f1b"}),
     (5, {"num_partitions": 1, "num_micro_batches": 1, "schedule": "gpipe"}),
     (
         7,

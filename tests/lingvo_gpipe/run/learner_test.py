@@ -51,34 +51,8 @@ def test_the_beginning_of_the_last_mini_batch_is_known(num_batches: int) -> None
     learned = learner.Learner(params, fields)
     begun_s = time.time()
     learned.update([fields] * num_batches)
-    assert learned.last_part.num_parts == num_batches
-    assert begun_s <= learned.last_part.begun_s <= time.time()
-
-
-@pytest.mark.parametrize(
-    ("num_replicas", "group_size", "sizes"),
-    [pytest.param(1, 3, [6, 3, 3, 3], marks=pytest.mark.sameness_grid), (2, 2, [7, 4, 4])],
-)
-def test_groups_are_the_mini_batch(num_replicas: int, group_size: int, sizes: list[int]) -> None:
-    """Dropout, tied weights and unequal micro-batches, over replicas too."""
-    fields = sameness_nets.TIED.fields()
-    rows = [*FEW, *MANY, *FEW, *MANY][:15]
-    batch = {name: tf.gather(value, rows) for name, value in fields.items()}
-    found = []
-    for most in (128, group_size):
-        params = tiny_task(optimizer=optim.Optimizer.Params(name="SGD", learning_rate=1.0))
-        case = sameness.Case("tied", 2, 12, "1f1b", "losses inside", "full", num_replicas)
-        params.model = sameness.params(case)
-        params.model.group_size = most
-        learned = learner.Learner(params, batch)
-        groups = [group.fields for group in learned.groups.divided(batch)]
-        result = learned.update([batch])
-        values = {path: variable.numpy() for path, variable in learned.pipe.by_path.items()}
-        found.append(values | {"loss": result.loss, "hits": result.sums["accuracy"]["total"]})
-    assert [len(group["ids"]) for group in groups] == sizes
-    one, several = found
-    for key in one:
-        np.testing.assert_allclose(several[key], one[key], rtol=1e-10, atol=1e-14, err_msg=key)
+    assert learned.last_batch.num_batches == num_batches
+    assert begun_s <= learned.last_batch.begun_s <= time.time()
 
 
 class NotesSeeds(layers.Layer):
@@ -111,11 +85,11 @@ def test_what_is_not_finite_is_looked_for_by_the_seeds_of_the_update(
     given: list[int] = []
 
     def explain(error: tf.errors.OpError, _: Any, **found: Any) -> errors.UserError:
-        given.append(found["earlier_micro_batches"] + found["first_micro_batch"])
+        given.append(found["first_micro_batch"])
         return errors.StepError(str(error))
 
     monkeypatch.setattr(learned.pipe, "explain", explain)
-    learned._explained(tf.errors.InternalError(None, None, "x"), list(learned._groups([batch] * 2)))
+    learned._explained(tf.errors.InternalError(None, None, "x"), [batch] * 2)
     assert given == [0, 2]
 
 
@@ -189,3 +163,11 @@ def test_a_device_reports_once_whether_its_statistics_are_finite() -> None:
         if tensor.dtype == tf.bool and tensor.op.device.endswith(("CPU:1", "CPU:2"))
     }
     assert list(flags.values()) == ["CPU:2"]  # two statistics of one batch norm
+
+
+@pytest.mark.parametrize("fields", [{"num_replicas": 0}, {"num_micro_batches": 0}])
+def test_numbers_below_one_are_refused(fields: dict[str, int]) -> None:
+    params = tiny_task()
+    params.model.set(**fields)
+    with pytest.raises(errors.PartitionError, match=next(iter(fields))):
+        learner.Learner(params, params.input.instantiate().element_spec(training=True))

@@ -57,16 +57,16 @@ def check_both_timelines(events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "accumulate", "num_parts"),
-    [({"num_replicas": 2}, 1, 1), ({"group_size": 2}, 2, 4)],
+    ("num_replicas", "accumulate"),
+    [(2, 1), (1, 2)],
 )
 def test_chosen_steps_are_recorded_and_numbers_stay(
-    tmp_path: Path, model: dict[str, int], accumulate: int, num_parts: int
+    tmp_path: Path, num_replicas: int, accumulate: int
 ) -> None:
     lines: list[str] = []
     for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
         task = tiny_task(max_steps=4, accumulate=accumulate)
-        task.model.set(**{"num_partitions": 2, "num_micro_batches": 4, **model})
+        task.model.set(num_partitions=2, num_micro_batches=4, num_replicas=num_replicas)
         loop.run(task, tmp_path / name, report=lines.append, profiles=Profiles(chosen))
     plain, timed = (
         saved.values(checkpoints.newest(str(tmp_path / name / "checkpoints")) or "")
@@ -76,7 +76,6 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     for key, value in plain.items():
         np.testing.assert_array_equal(timed[key], value)
 
-    num_replicas = model.get("num_replicas", 1)
     folder = tmp_path / "timed" / "timeline"
     traces = sorted(path.name for path in folder.glob("*.json"))
     assert traces == [
@@ -88,7 +87,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     assert all(event["dur"] >= 0 for event in slots)
     check_both_timelines(trace["traceEvents"])
     measured = [event for event in slots if event["pid"] == 0]
-    count = 4 // num_replicas // (num_parts // accumulate)  # of the last mini-batch or group
+    count = 4 // num_replicas
     assert {event["args"]["micro_batch"] for event in measured} == set(range(count))
     slot_names = [event["name"] for event in measured]
     assert len(slot_names) == len(set(slot_names)) == count * 2 * 2
@@ -97,7 +96,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     assert {(f"timeline/{name}", step) for name in names for step in (2, 3)} <= written
     assert ("timeline/measured", 4) not in written
     (line, other) = [text for text in lines if "that its table needs" in text]
-    several = f", the last of {num_parts} mini-batches or groups" if num_parts > 1 else ""
+    several = f", the last of {accumulate} mini-batches" if accumulate > 1 else ""
     names_of = [f"step {step}{several}:" for step in (2, 3)]
     assert [text.splitlines()[0] for text in (line, other)] == names_of
     _, *rows = [row.split("  ") for row in line.splitlines()[1:-1]]

@@ -31,8 +31,6 @@ from lingvo_gpipe.hyperparams import types as kinds
 from lingvo_gpipe.hyperparams.literals import Name, Step, Value, join_path, parse_path, shown
 from lingvo_gpipe.hyperparams.types import Kind, Mismatch, Node
 
-_CANDIDATES = 1_000
-"""So many paths are compared with a wrong one: of equal layers, one stands for all."""
 _T = TypeVar("_T")
 _ParamsClass: TypeAlias = "type[Params]"
 
@@ -46,9 +44,6 @@ class _Required:
 
     def __repr__(self) -> str:
         return "REQUIRED"
-
-    def __reduce__(self) -> str:
-        return "REQUIRED"  # pickled by its name; a copy is the same object
 
 
 REQUIRED: Any = _Required()
@@ -276,8 +271,8 @@ class Params(Node):
     def override(self, assignment: str) -> Self:
         """Set one field by a text `path=value`, as on a command line.
 
-        The value is a Python literal, or a name where the field's type has names (an enum's
-        member, a dtype, a registered class or function). A string may come without quotes if it
+        The value is a Python literal, or a name where the field's type has names (of
+        registered classes and functions). A string may come without quotes if it
         is made of letters, digits and `_./:-` alone. The name of a class means its Params with
         their defaults. Params are replaced by `None` or by others alone.
         """
@@ -509,11 +504,9 @@ def _unknown_field(root: Params, path: str, holder: Value) -> UnknownFieldError:
     parent, _, name = path.rpartition(".")
     fields = list(holder._fields) if isinstance(holder, Params) else []
     siblings = (join_path(parent, field) for field in fields)
-    candidates: dict[str, str] = {}
+    candidates: dict[str, str] = {}  # of the elements of a list, one stands for all
     for candidate in itertools.chain(siblings, (path for path, _, _ in root.walk())):
         candidates.setdefault(re.sub(r"\[\d+\]", "[]", candidate), candidate)
-        if len(candidates) == _CANDIDATES:
-            break
     near = errors.nearest(name, candidates.values())
     if near:
         hint = f"nearest {', '.join(map(repr, near))}"

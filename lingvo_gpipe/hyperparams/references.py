@@ -1,4 +1,4 @@
-"""Names by which texts refer to classes, functions, enum members and dtypes.
+"""Names by which texts refer to classes and functions.
 
 A class of lingvo_gpipe has a public name that no move of a file changes: the package that exports
 it, below lingvo_gpipe, and its own name (`layers.Conv2D`, `tasks.mt.Translation`); a module
@@ -11,20 +11,15 @@ functions of Keras, texts name activations alone.
 
 from __future__ import annotations
 
-import enum
-import functools
 import importlib
 import importlib.util
 import sys
 import types
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.errors import ParamsError
 from lingvo_gpipe.hyperparams.literals import shown
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 Referenced: TypeAlias = type | types.FunctionType
 
@@ -94,7 +89,7 @@ def text_name(referenced: Referenced) -> str:
 
 
 def resolve(name: str) -> Any:
-    """Return the class, function, enum member or dtype of a dotted name.
+    """Return the class or function of a dotted name.
 
     Raises:
         ParamsError: the package is not registered, or has no such class or function.
@@ -125,9 +120,7 @@ def is_registered(name: str) -> bool:
 
 
 def _of_project(name: str) -> Any | None:
-    """Return what a dtype's name or a public name of lingvo_gpipe leads to."""
-    if name.startswith("tf."):
-        return dtype_by_name(name)
+    """Return what a public name of lingvo_gpipe leads to."""
     return _find(f"{_PROJECT}.{name}") if "." in name else None
 
 
@@ -141,19 +134,16 @@ def _find(name: str) -> Any | None:
             break
         module, rest = inner, after
     found = _inside(module, rest)
-    kind = type(found) if isinstance(found, enum.Enum) else found
-    if not isinstance(kind, type | types.FunctionType) or not _may_be_named(kind):
+    if not isinstance(found, type | types.FunctionType) or not _may_be_named(found):
         return None
-    return found if is_registered(str(kind.__module__)) else None
+    return found if is_registered(str(found.__module__)) else None
 
 
 def _inside(module: str, qualified_name: str) -> Any | None:
-    """Return a class or function of an imported module, a class in a class, or an enum's member."""
+    """Return a class or function of an imported module, or a class in a class."""
     found: Any = sys.modules.get(module)
     for part in qualified_name.split("."):
-        if isinstance(found, enum.EnumMeta) and part in found.__members__:
-            found = found.__members__[part]
-        elif found is sys.modules.get(module) or isinstance(found, type):
+        if found is sys.modules.get(module) or isinstance(found, type):
             found = vars(found).get(part) if found is not None else None
         else:
             return None
@@ -198,25 +188,3 @@ def _import(module: str) -> bool:
         reason = f"{type(error).__name__}: {error}"
         raise ParamsError(f"{module} cannot be imported: {reason}") from error
     return True
-
-
-def is_dtype(kind: object) -> bool:
-    """Return whether `kind` is TensorFlow's class DType, without importing TensorFlow."""
-    return (
-        isinstance(kind, type)
-        and kind.__name__ == "DType"
-        and kind.__module__.startswith("tensorflow.")
-    )
-
-
-@functools.cache
-def _dtypes() -> dict[str, tf.DType]:
-    import tensorflow as tf  # flags are read before it is imported
-
-    members = vars(tf.dtypes.experimental) | vars(tf.dtypes)
-    return {value.name: value for value in members.values() if isinstance(value, tf.DType)}
-
-
-def dtype_by_name(name: str) -> tf.DType | None:
-    """Return the dtype called `float32` or `tf.float32`, or None."""
-    return _dtypes().get(name.removeprefix("tf."))

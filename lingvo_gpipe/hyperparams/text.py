@@ -8,7 +8,6 @@ whatever it holds, reading it ends in a tree or in a `ParamsError` that names th
 from __future__ import annotations
 
 import dataclasses
-import enum
 import fnmatch
 import re
 import textwrap
@@ -19,21 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lingvo_gpipe.errors import ParamsError
 from lingvo_gpipe.hyperparams import references
 from lingvo_gpipe.hyperparams import types as kinds
-from lingvo_gpipe.hyperparams.literals import (
-    MAX_CHARS,
-    Step,
-    Value,
-    parse_literal,
-    parse_path,
-    shown,
-)
+from lingvo_gpipe.hyperparams.literals import Step, Value, parse_literal, parse_path, shown
 from lingvo_gpipe.hyperparams.types import Node
 
 if TYPE_CHECKING:
     from lingvo_gpipe.hyperparams.params import Params
 
-MAX_TEXT_CHARS = 4_000_000
-"""Limit of a text, four times that of 1,663 layers."""
 _WIDTH = 100
 _LINE = re.compile(
     r"""((?:[^'":]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")++): (.*)"""  # keys are in quotes
@@ -71,8 +61,6 @@ def format_value(value: Value) -> str:
     """
     if isinstance(value, kinds.Opaque):
         return format_value(value.plain())
-    if isinstance(value, enum.Enum):
-        return f"{references.text_name(type(value))}.{value.name}"
     if isinstance(value, list):
         return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, tuple):
@@ -81,24 +69,16 @@ def format_value(value: Value) -> str:
         return f"{{{', '.join(f'{k!r}: {format_value(v)}' for k, v in value.items())}}}"
     if isinstance(value, type | types.FunctionType):
         return references.text_name(value)
-    return f"tf.{value.name}" if references.is_dtype(type(value)) else repr(value)
+    return repr(value)
 
 
 def write(tree: Params) -> str:
     """Return the text of a tree, which `read` reads.
 
     Raises:
-        ParamsError: a value has no text, or one that is too long.
+        ParamsError: a value has no text.
     """
-    lines = [f"{path}: {value}\n" for path, value in values_by_path(tree)]
-    text = "".join(lines)
-    longest = max(lines, key=len)
-    if len(longest) > MAX_CHARS or len(text) > MAX_TEXT_CHARS:
-        raise ParamsError(
-            f"{tree.class_name()} is too long for a text (more than {MAX_TEXT_CHARS} characters, "
-            f"or {MAX_CHARS} in {shown(longest)}); keep large values in files"
-        )
-    return text
+    return "".join(f"{path}: {value}\n" for path, value in values_by_path(tree))
 
 
 @dataclasses.dataclass(slots=True)
@@ -127,8 +107,6 @@ def read(source: str) -> Node:
     Raises:
         ParamsError: the text is not of this form, or its values do not fit.
     """
-    if len(source) > MAX_TEXT_CHARS:
-        raise ParamsError(f"the text has {len(source)} characters, more than {MAX_TEXT_CHARS}")
     lines: dict[tuple[Step, ...], _Line] = {}
     for number, raw in enumerate(source.split("\n"), 1):
         stripped = raw.strip()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import collections.abc
 import contextlib
-import enum
 import re
 import types
 import typing
@@ -95,10 +94,6 @@ class ReadOnlyList(list[Any]):
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _read_only
     append = extend = insert = pop = remove = clear = sort = reverse = _read_only
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `append`."""
-        return ReadOnlyList, (list(self),)
-
 
 class ReadOnlyDict(dict[str, Any]):
     """A dict as Params keep it."""
@@ -106,10 +101,6 @@ class ReadOnlyDict(dict[str, Any]):
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = _read_only
     clear = pop = popitem = setdefault = update = _read_only
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `__setitem__`."""
-        return ReadOnlyDict, (dict(self),)
 
 
 def container(value: Value) -> type:
@@ -192,12 +183,8 @@ def describe(kind: Kind) -> str:
         return " or ".join(map(shown, args))
     if origin is collections.abc.Callable:
         return "a function or class"
-    if references.is_dtype(kind):
-        return "tf.DType"
     if args:
         return f"{origin.__name__}[{', '.join(map(describe, args))}]"
-    if isinstance(kind, enum.EnumMeta):
-        return f"{kind.__qualname__} ({', '.join(kind.__members__)})"
     return str(getattr(kind, "__qualname__", kind))
 
 
@@ -256,8 +243,7 @@ def convert(value: Value, kind: Kind, *, exact: bool = False) -> Value:
     found = _looked_up(value, origin) if isinstance(value, Name) else value
     if origin is Literal:
         for arg in args:
-            candidate = _looked_up(value, type(arg)) if isinstance(value, Name) else value
-            if type(arg) is type(candidate) and arg == candidate:
+            if type(arg) is type(value) and arg == value:
                 return arg
         raise Mismatch(describe(kind), value)
     if origin in (Any, object):
@@ -273,12 +259,6 @@ def convert(value: Value, kind: Kind, *, exact: bool = False) -> Value:
 
 def _looked_up(name: Name, kind: Kind) -> Value:
     """Return what a name means for a type, or the name itself where it means nothing."""
-    if isinstance(kind, enum.EnumMeta):
-        class_name, _, member = name.text.rpartition(".")
-        fits = class_name in ("", references.public_name(kind))
-        return kind.__members__.get(member, name) if fits else name
-    if references.is_dtype(kind):
-        return references.dtype_by_name(name.text) or name
     if isinstance(kind, type) and issubclass(kind, Node) and "." in name.text:
         params = getattr(references.resolve(name.text), "Params", None)
         return params() if isinstance(params, type) and issubclass(params, kind) else name
@@ -296,14 +276,13 @@ def _fits(value: Value, origin: Kind, args: tuple[Any, ...]) -> bool:
         return isinstance(value, type) and (not bases or issubclass(value, bases))
     if origin in (None, types.NoneType, bool):
         return isinstance(value, origin or types.NoneType)
-    named = isinstance(origin, type) and issubclass(origin, enum.Enum | Node | Opaque)
-    if not named and not references.is_dtype(origin):
+    if not (isinstance(origin, type) and issubclass(origin, Node | Opaque)):
         raise errors.ParamsError(f"the type {describe(origin)} of a field is not supported")
     return isinstance(value, origin)
 
 
 def _convert_scalar(value: Value, kind: type, *, exact: bool) -> Value:
-    if isinstance(value, kind) and not isinstance(value, bool | enum.Enum):
+    if isinstance(value, kind) and not isinstance(value, bool):
         return str.__str__(value) if kind is str else kind(value)
     if kind is float and type(value) is int and not exact:
         with contextlib.suppress(OverflowError):
@@ -359,9 +338,8 @@ def _convert_any(value: Value) -> Value:
     if isinstance(value, _CONTAINERS):
         return _convert_container(value, container(value), exact=True)
     for kind in (int, float, str):
-        if isinstance(value, kind) and not isinstance(value, enum.Enum):
+        if isinstance(value, kind):
             return _convert_scalar(value, kind, exact=True)
-    named = isinstance(value, enum.Enum | type | types.FunctionType)
-    if not named and not references.is_dtype(type(value)):
+    if not isinstance(value, type | types.FunctionType):
         raise Mismatch("a value that a text can hold", value)
     return value

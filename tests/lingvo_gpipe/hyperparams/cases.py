@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,11 +13,6 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.hyperparams import Configurable, field, required
 
 hyperparams.register_package(__name__)
-
-
-class Color(enum.Enum):
-    RED = 1
-    BLUE = "b"
 
 
 class Layer(tf.Module, Configurable):
@@ -70,9 +64,7 @@ class Everything(Configurable):
         word: str = field("a", "A string.")
         maybe: int | None = field(None, "An int or None.")
         either: str | int | None = field(None, "A string, an int or None.")
-        color: Color = field(Color.RED, "An enum.")
         literal: Literal["gpipe", 2, None] = field("gpipe", "A choice.")
-        dtype: tf.DType = field(tf.float32, "A dtype.")
         pair: tuple[int, float] = field((1, 2.0), "Two numbers.")
         many: tuple[int, ...] = field((), "Numbers.")
         words: list[str] = field([], "Strings.")
@@ -117,9 +109,7 @@ def everything() -> Everything.Params:
         word="quote ' \" \\ \n\t\x00 \u2028 é 😀 \udc80 REQUIRED # :",
         maybe=0,
         either="None",
-        color=Color.BLUE,
         literal=None,
-        dtype=tf.bfloat16,
         pair=(1, -0.0),
         many=(3,),
         words=["", "a"],
@@ -137,8 +127,7 @@ def everything() -> Everything.Params:
             float("nan"),
             "x",
             (1,),
-            {"k": Color.RED},
-            tf.string,
+            {"k": Wide},
             Dense.Params,
         ],
     )

@@ -18,14 +18,13 @@ from typing import Any
 
 import hypothesis
 import pytest
-import tensorflow as tf
 from hypothesis import strategies as st
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.hyperparams import literals, references
 from lingvo_gpipe.hyperparams import text as texts
 from tests.lingvo_gpipe.hyperparams import cases
-from tests.lingvo_gpipe.hyperparams.cases import Color, Dense, Everything, Other, Stack, Wide
+from tests.lingvo_gpipe.hyperparams.cases import Dense, Everything, Other, Stack, Wide
 
 # --- Trees ---
 
@@ -40,7 +39,7 @@ SCALARS = st.one_of(
     st.booleans(),
     NUMBERS,
     STRINGS,
-    st.sampled_from([*Color, tf.float32, tf.bool, tf.string, Dense, Dense.Params, cases.double]),
+    st.sampled_from([Dense, Dense.Params, cases.double]),
 )
 DENSE = st.builds(
     Dense.Params,
@@ -74,9 +73,7 @@ TREES = st.builds(
     real=st.floats(),
     word=STRINGS,
     either=st.one_of(st.none(), STRINGS, st.integers()),
-    color=st.sampled_from(Color),
     literal=st.sampled_from(["gpipe", 2, None]),
-    dtype=st.sampled_from([tf.float16, tf.int64, tf.string, tf.qint8]),
     pair=st.tuples(st.integers(), st.floats()),
     many=st.lists(st.integers(), max_size=3),
     words=st.lists(STRINGS, max_size=3),
@@ -124,10 +121,7 @@ WORDS = st.sampled_from(
         *("9**9**9", "1e999", "0x", "1_", "\\N{DIGIT ONE}", "\\x4", "\\777", "b''", "..."),
         *("__import__", "os.system", "builtins.eval", "subprocess.run", "__class__", "__main__"),
         *("lingvo_gpipe.errors.os", "keras.layers.Dense", "keras", "lingvo_gpipe.hyperparams.re"),
-        *(
-            f"{cases.__name__}.{name}"
-            for name in ("Dense", "Stack", "Color.RED", "keras", "double")
-        ),
+        *(f"{cases.__name__}.{name}" for name in ("Dense", "Stack", "keras", "double")),
         *(field for field in Everything.Params.fields()),
         *("layers", "units", "head", "tie", "[0]", "[-1]", "['a']", ".class: "),
     ]
@@ -257,11 +251,9 @@ def test_no_name_leads_out_of_the_registered_packages(monkeypatch: pytest.Monkey
         "Params",
         "__main__",
         f"{cases.__name__}.keras.layers.Dense",
-        f"{cases.__name__}.Color.RED.name",
-        f"{cases.__name__}.Color.mro",
         f"{cases.__name__}.Dense.Params.fields",
     ]:
-        for path in ("function", "kind", "anything", "child", "color", "dtype"):
+        for path in ("function", "kind", "anything", "child"):
             with pytest.raises(errors.ParamsError):
                 Everything.Params().override(f"{path}={name}")
         with pytest.raises(errors.ParamsError):
@@ -318,8 +310,6 @@ HUGE = {
     "dicts": "{'a':" * 30_000,
     "minuses": "-" * 100_000 + "1",
     "digits": "9" * 100_000,
-    "hexadecimal digits": "0x" + "f" * 100_000,
-    "a million characters": "'" + "x" * 1_000_000 + "'",
     "a million of brackets": "(" * 1_000_000,
     "many values, one wrong": "(" + "1," * 90_000 + "!)",
     "an open string": "'" + "\\" * 100_001,
@@ -351,9 +341,7 @@ def test_huge_literals_are_refused(literal: str) -> None:
     assert len(sys.modules) == start
 
 
-def test_huge_texts_are_refused() -> None:
-    with pytest.raises(errors.ParamsError, match="more than 4000000"):
-        hyperparams.from_text("#" * 4_000_001)
+def test_texts_nested_too_deep_are_refused() -> None:
     name = Stack.Params.class_name()
     deep = "".join(f"head{'.head' * depth}.class: {name}\n" for depth in range(500))
     with pytest.raises(errors.ParamsError):
@@ -361,11 +349,3 @@ def test_huge_texts_are_refused() -> None:
     nested = "".join(f"anything{'[0]' * depth}.class: list\n" for depth in range(500))
     with pytest.raises(errors.ParamsError):
         hyperparams.from_text(f"class: {Everything.Params.class_name()}\n{nested}")
-
-
-def test_every_dtype_of_tensorflow_round_trips() -> None:
-    found = [value for value in vars(tf.dtypes).values() if isinstance(value, tf.DType)]
-    assert len(found) > 20
-    for dtype in found:
-        tree = Everything.Params(dtype=dtype, anything=[dtype])
-        assert hyperparams.from_text(tree.to_text()) == tree

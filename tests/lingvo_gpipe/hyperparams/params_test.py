@@ -5,19 +5,16 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import pickle
 import types
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
 from lingvo_gpipe.hyperparams import REQUIRED, field
 from tests.lingvo_gpipe.hyperparams.cases import (
-    Color,
     Dense,
     Everything,
     Layer,
@@ -189,11 +186,6 @@ def test_a_copy_shares_nothing(copied: Callable[[Section], Section]) -> None:
     assert other != one
 
 
-def test_pickling_keeps_the_tree() -> None:
-    one = tree().set({"model.head": Dense.Params()})
-    assert pickle.loads(pickle.dumps(one)) == one
-
-
 def test_containers_are_read_only() -> None:
     one = tree()
     expected = (
@@ -317,7 +309,7 @@ def test_set_takes_names_and_dotted_paths() -> None:
         ("kind", Wide, Wide),
         ("function", double, double),
         ("function", Dense, Dense),
-        ("anything", {"a": [(), tf.int8, Color.RED, Dense, double]}, None),
+        ("anything", {"a": [(), Dense, double]}, None),
     ],
 )
 def test_fitting_values_are_kept(name: str, value: Any, kept: Any) -> None:
@@ -338,12 +330,9 @@ def test_fitting_values_are_kept(name: str, value: Any, kept: Any) -> None:
         ("real", "1", "'real' must be float, got '1' (str)"),
         ("real", 10**400, "'real' must be float, got 1" + "0" * 76 + "... (int)"),
         ("flag", 1, "'flag' must be bool, got 1 (int)"),
-        ("word", Color.BLUE, "'word' must be str, got <Color.BLUE: 'b'> (Color)"),
         ("maybe", "x", "'maybe' must be int or None, got 'x' (str)"),
-        ("color", 1, "'color' must be Color (RED, BLUE), got 1 (int)"),
         ("literal", "pipe", "'literal' must be 'gpipe' or 2 or None, got 'pipe' (str)"),
         ("literal", 2.0, "'literal' must be 'gpipe' or 2 or None, got 2.0 (float)"),
-        ("dtype", "float32", "'dtype' must be tf.DType, got 'float32' (str)"),
         ("pair", (1,), "'pair' must be tuple[int, float], got (1,) (tuple)"),
         ("pair", (1, "x"), "'pair[1]' must be float, got 'x' (str)"),
         ("many", 3, "'many' must be tuple[int, ...], got 3 (int)"),
@@ -363,12 +352,6 @@ def test_a_value_of_the_wrong_type_says_what_was_expected(
     one = Everything.Params()
     assert message(lambda: one.set_path(path, value)) == f"{here('Everything')}: {expected}"
     assert one == Everything.Params()
-
-
-def test_an_integer_that_python_does_not_write_is_described() -> None:
-    assert message(lambda: Everything.Params().set(word=10**5000)).endswith(
-        "'word' must be str, got an integer of very many digits (int)"
-    )
 
 
 def test_references_of_the_wrong_class_are_refused() -> None:
@@ -421,13 +404,6 @@ def test_wrong_names_find_the_nearest_of_the_whole_tree() -> None:
         text = message(functools.partial(one.set_path, path, 3))
         assert text.startswith(f"{name} has no field '{path}'; {hint or 'there is '}")
     assert not hasattr(one, "zzz")
-
-
-def test_a_large_tree_is_searched_for_the_nearest_name_only_in_its_beginning() -> None:
-    one = Everything.Params(pairs=((Dense.Params(), 1),))
-    assert "nearest 'pairs[0][0].units'" in message(lambda: one.get("unit"))
-    one.children = {f"child{n}": Other.Params() for n in range(500)}
-    assert "pairs[0][0].units" not in message(lambda: one.get("unit"))
 
 
 def test_wrong_elements_and_paths_are_reported() -> None:

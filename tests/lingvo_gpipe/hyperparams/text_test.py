@@ -6,14 +6,12 @@ from typing import Any, Literal
 
 import keras
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe import callbacks, hyperparams, optim, task
 from lingvo_gpipe.hyperparams import field, from_text
 from lingvo_gpipe.hyperparams import text as texts
 from tests.lingvo_gpipe.hyperparams import cases
 from tests.lingvo_gpipe.hyperparams.cases import (
-    Color,
     Dense,
     Everything,
     Layer,
@@ -63,8 +61,6 @@ def test_texts_name_keras_classes_publicly() -> None:
     lines = text.splitlines()
     assert "keras_layer: keras.layers.Dense" in lines
     assert "function: keras.activations.relu" in lines
-    assert "dtype: tf.bfloat16" in lines
-    assert f"color: {here('Color')}.BLUE" in lines
 
 
 def test_from_text_of_a_class_refuses_another() -> None:
@@ -85,7 +81,7 @@ def test_a_field_without_a_line_keeps_its_default() -> None:
         ("", "the text is empty; it begins with 'class: name'"),
         ("units: 3", "line 1: a text begins with 'class: name', not 'units: 3'"),
         ("class: os.system", "line 1: 'os.system' is not in a registered package ("),
-        ("class: {here}Color", "line 1: '{here}Color' is not a class with Params"),
+        ("class: keras.layers.Dense", "line 1: 'keras.layers.Dense' is not a class with Params"),
         (
             "class: {here}Nobody",
             "line 1: '{here}Nobody' is not a class or function of a registered",
@@ -154,15 +150,6 @@ def test_values_without_a_name_have_no_text() -> None:
     assert "has no name" in message(Everything.Params(function=lambda x: x).to_text)
 
 
-def test_a_text_too_long_is_not_written() -> None:
-    too_long = "is too long for a text (more than 4000000 characters, or 200000 in "
-    assert too_long in message(Everything.Params(word="x" * 200_000).to_text)
-    long = Everything.Params(word="x" * 199_000)
-    assert from_text(long.to_text()) == long
-    many = Everything.Params(anything=[long] * 21)
-    assert too_long in message(many.to_text)
-
-
 def test_fields_are_listed_with_value_type_and_help() -> None:
     lines = texts.listed(tree(), "*")
     fields = [path for path, _, _ in tree().iter_paths()]
@@ -195,12 +182,8 @@ def test_fields_are_listed_with_value_type_and_help() -> None:
         ("either=3", 3),
         ("either=x3", "x3"),
         ("either=None", None),
-        ("color=BLUE", Color.BLUE),
-        (f"color={cases.__name__}.Color.BLUE", Color.BLUE),
         ("literal=gpipe", "gpipe"),
         ("literal=2", 2),
-        ("dtype=float16", tf.float16),
-        ("dtype=tf.float16", tf.float16),
         ("pair=[1, 2]", (1, 2.0)),
         ("pair[1]=7", 7.0),
         ("pair[-2]=7", 7),
@@ -226,7 +209,7 @@ def test_override_sets_one_field(assignment: str, value: Any) -> None:
 
 class Unions(hyperparams.Params):
     sizes: tuple[int, ...] | dict[str, float] | None = field((1, 2), "Numbers, named or not.")
-    red: Literal[Color.RED, None] = field(None, "A colour.")
+    red: Literal["red", None] = field(None, "A colour.")
     kind: type | None = field(None, "Any class.")
 
 
@@ -238,8 +221,8 @@ def test_override_of_unions_takes_the_type_that_fits() -> None:
         "'sizes[1]' must be int, got 'x' (str)"
     )
     assert repr(one.set(sizes={"a": 1.0}).override("sizes.a=2").sizes) == "{'a': 2.0}"
-    assert one.override("red=RED").red is Color.RED
-    assert message(lambda: one.override("red=BLUE")).endswith("or None, got BLUE")
+    assert one.override("red=red").red == "red"
+    assert message(lambda: one.override("red=blue")).endswith("or None, got blue")
     assert one.override("kind=keras.layers.Dense").kind is keras.layers.Dense
 
 
@@ -295,9 +278,7 @@ def test_the_name_of_a_class_means_its_params() -> None:
         ("number=1,2", "'number' must be int, got (1, 2) (tuple)"),
         ("words={'a'}", "it must be a constant, a container or a name"),
         ("words=[a]", "'words[0]' must be str, got a"),
-        ("color=GREEN", "'color' must be Color (RED, BLUE), got GREEN"),
         ("literal=pipe", "'literal' must be 'gpipe' or 2 or None, got pipe"),
-        ("dtype=float17", "'dtype' must be tf.DType, got float17"),
         ("kind=Wide", "'kind': 'Wide' is not in a registered package ("),
         ("kind={name}", "'kind' must be type[Layer], got {name}"),
         ("anything=x", "'anything': 'x' is not in a registered package ("),

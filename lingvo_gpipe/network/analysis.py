@@ -81,11 +81,11 @@ class Analysis(wired_layers.WiredLayers):
         Raises:
             ScheduleError: the schedule cannot be made for M.
         """
-        return self._pass(_Purpose(num_micro_batches, training=True, outputs=outputs))
+        return self._pass(num_micro_batches, training=True, outputs=outputs)
 
     def evaluation_pass(self, num_micro_batches: int, *, outputs: bool) -> Pass:
         """Return the pass of evaluation: only forward, with or without the network's outputs."""
-        return self._pass(_Purpose(num_micro_batches, training=False, outputs=outputs))
+        return self._pass(num_micro_batches, training=False, outputs=outputs)
 
     def tape_pass(self, num_micro_batches: int, *, training: bool) -> Pass:
         """Return the pass under a caller's tape, which may request gradients of the fields.
@@ -93,36 +93,49 @@ class Analysis(wired_layers.WiredLayers):
         Raises:
             ScheduleError: the schedule cannot be made for M.
         """
-        purpose = _Purpose(num_micro_batches, training=training, outputs=True, under_tape=True)
-        return self._pass(purpose)
+        return self._pass(num_micro_batches, training=training, outputs=True, under_tape=True)
 
-    def _pass(self, purpose: _Purpose) -> Pass:
-        if purpose not in self._passes:
-            self._passes[purpose] = self._new_pass(purpose)
-        return self._passes[purpose]
+    def _pass(
+        self,
+        num_micro_batches: int,
+        *,
+        training: bool,
+        outputs: bool,
+        under_tape: bool = False,
+    ) -> Pass:
+        """Return a pass, made when it is first asked for.
 
-    def _new_pass(self, purpose: _Purpose) -> Pass:
-        leaving = self.wiring.outputs.values() if purpose.outputs else ()
-        differentiable = wiring.differentiable(self.wiring, self.is_trained, purpose.under_tape)
-        if not purpose.under_tape:  # nothing that only the caller reads has a gradient
+        Args:
+            num_micro_batches: M.
+            training: see `Mode`.
+            outputs: whether the pass returns the network's outputs.
+            under_tape: whether a caller's tape differentiates it.
+        """
+        key = num_micro_batches, training, outputs, under_tape
+        if key in self._passes:
+            return self._passes[key]
+        leaving = self.wiring.outputs.values() if outputs else ()
+        differentiable = wiring.differentiable(self.wiring, self.is_trained, under_tape)
+        if not under_tape:  # nothing that only the caller reads has a gradient
             differentiable -= {v for v in leaving if not self._is_sent(v)}
         mode = Mode(
-            purpose.training,
+            training,
             differentiable,
             frozenset(leaving),
-            is_differentiated=purpose.training or purpose.under_tape,
+            is_differentiated=training or under_tape,
         )
-        table = self._table(purpose.num_micro_batches, training=purpose.training)
+        table = self._table(num_micro_batches, training=training)
         reuses = (recompute.CellReuse(),) * len(self.cells)
-        if purpose.training:
+        if training:
             policies = [cell.recompute_policy for cell in self.cells]
-            fuse = self.params.fuse and not purpose.under_tape
+            fuse = self.params.fuse and not under_tape
             reuses = recompute.reuse(table, policies, fuse=fuse)
         routes = wiring.route(self.wiring, self.cuts, mode.leaving)
         cells = zip(self.cells, routes, reuses, strict=True)
-        return Pass(
+        self._passes[key] = Pass(
             table, tuple(cell.in_pass(mode, to.exports, reuse) for cell, to, reuse in cells)
         )
+        return self._passes[key]
 
     def _is_sent(self, version: int) -> bool:
         """Return whether a cell reads what another one writes."""
@@ -186,12 +199,9 @@ class Analysis(wired_layers.WiredLayers):
         return value_ranges.of_fields(self.layers, self.wiring)
 
     @functools.cached_property
-    def _passes(self) -> dict[_Purpose, Pass]:
-        return {
-            _Purpose(
-                self.default_training_pass.num_micro_batches, training=True
-            ): self.default_training_pass
-        }
+    def _passes(self) -> dict[tuple[int, bool, bool, bool], Pass]:
+        first = self.default_training_pass
+        return {(first.num_micro_batches, True, False, False): first}
 
     @functools.cached_property
     def _tables(self) -> dict[tuple[int, bool], Table]:
@@ -204,23 +214,6 @@ class Analysis(wired_layers.WiredLayers):
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:
         return tuple(cell.index for cell in self.cells for _ in cell.layers)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Purpose:
-    """What a pass must return.
-
-    Attributes:
-        num_micro_batches: M.
-        training: see `Mode`.
-        outputs: whether the pass returns the network's outputs.
-        under_tape: whether a caller's tape differentiates it.
-    """
-
-    num_micro_batches: int
-    training: bool
-    outputs: bool = False
-    under_tape: bool = False
 
 
 def make_table(params: PipelineParams, num_micro_batches: int) -> Table:

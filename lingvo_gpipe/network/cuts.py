@@ -43,9 +43,9 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
     """
     params, table = layers.params, settings.table
     stated = params.cuts
-    _check_cells(stated, len(layers.layers), table.num_cells, table.num_devices)
+    _check(stated, len(layers.layers), table)
     if stated is not None:
-        return _checked(stated, len(layers.layers), table.num_cells)
+        return tuple(stated)
     limit, within = params.device_memory, None
     if limit is not None:
         holdings = capacity.holdings(table, settings.policies)
@@ -84,41 +84,31 @@ def _sliceable(params: PipelineParams) -> dict[str, slices.SlicedParams]:
     }
 
 
-def _check_cells(
-    cuts: Sequence[int] | None, num_layers: int, num_cells: int, num_devices: int
-) -> None:
-    """Refuse a table of several cells per device that does not fit the cuts or the layers.
+def _check(cuts: Sequence[int] | None, num_layers: int, table: Table) -> None:
+    """Refuse cuts that do not fit the table or the layers, and a table of more cells than layers.
 
     Raises:
-        PartitionError: the number of cells in the cuts differs, or there are too few layers.
+        PartitionError: so; an automatic cut refuses a table with one cell on each device itself.
     """
-    if num_cells == num_devices:
+    num_cells, has_several = table.num_cells, table.num_cells > table.num_devices
+    wanted = f"num_partitions={table.num_devices}"
+    if has_several:
+        wanted = f"the schedule's table has {num_cells} cells on {wanted}"
+    if cuts is None:
+        if has_several and num_layers < num_cells:
+            raise PartitionError(
+                f"{wanted}, but there are {num_layers} layers. Lower num_partitions or "
+                f"cells_per_device, or give a table of at most {num_layers} cells"
+            )
         return
-    text = f"the schedule's table has {num_cells} cells on num_partitions={num_devices}"
-    if cuts is not None and len(cuts) != num_cells:
-        raise PartitionError(
-            f"cuts={list(cuts)} has {len(cuts)} cells, but {text}. Give each cell's number of "
-            "layers, or cuts=None to cut by cost, or set cells_per_device or a table of "
-            f"{len(cuts)} cells"
-        )
-    if num_layers < num_cells:
-        raise PartitionError(
-            f"{text}, but there are {num_layers} layers. Lower num_partitions or "
-            f"cells_per_device, or give a table of at most {num_layers} cells"
-        )
-
-
-def _checked(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple[int, ...]:
-    """Return the stated cuts, the number of layers in each cell, if they are valid.
-
-    Raises:
-        PartitionError: they are not `num_partitions` positive numbers that sum to `num_layers`.
-    """
     shown = f"cuts={list(cuts)}"
-    if len(cuts) != num_partitions:
+    if len(cuts) != num_cells:
+        setting = f"num_partitions={len(cuts)}"
+        if has_several:
+            setting = f"cells_per_device or a table of {len(cuts)} cells"
         raise PartitionError(
-            f"{shown} has {len(cuts)} cells, but num_partitions={num_partitions}. Give each cell's "
-            f"number of layers, or cuts=None to cut by cost, or set num_partitions={len(cuts)}"
+            f"{shown} has {len(cuts)} cells, but {wanted}. Give each cell's number of layers, or "
+            f"cuts=None to cut by cost, or set {setting}"
         )
     for cell, count in enumerate(cuts):
         if count < 1:
@@ -130,7 +120,6 @@ def _checked(cuts: Sequence[int], num_layers: int, num_partitions: int) -> tuple
             f"{shown} sums to {sum(cuts)}, but there are {num_layers} layers. Change it by "
             f"{num_layers - sum(cuts):+d}"
         )
-    return tuple(cuts)
 
 
 def cell_speeds(device_speeds: Sequence[float], devices: Sequence[int]) -> list[float]:

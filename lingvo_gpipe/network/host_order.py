@@ -20,7 +20,7 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.analysis import Analysis, analyze
 from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, Stream, links
+from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, Stream, exchange, links
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,12 +116,8 @@ def choose(hosts: Sequence[int], num_devices: int, sent: Iterable[Sent]) -> Host
     plain = replica_by_replica(hosts)
     if not _has_choice(hosts, num_devices):
         return plain
-    by_cell = _cell_by_cell(hosts, num_devices)
-    loads = _HostLoads(plain.hosts), _HostLoads(by_cell.hosts)
-    for transfer in sent:
-        for load in loads:
-            load.add(transfer)
-    busiest = BusiestHost(*(load.most for load in loads))
+    by_cell, sent = _cell_by_cell(hosts, num_devices), list(sent)
+    busiest = BusiestHost(_busiest(plain.hosts, sent), _busiest(by_cell.hosts, sent))
     chosen = by_cell if busiest.chooses_cell_by_cell else plain
     return dataclasses.replace(chosen, busiest=busiest)
 
@@ -146,34 +142,35 @@ def of_network(
     params_of_one, fields = replicas.first_share(params, fields)
     params_of_one.set(cuts=cuts)
     analysis = analyze(params_of_one, fields)
-    exchange = Exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
+    exchanged = exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
     between_cells = links(analysis, Stream(analysis))
-    return choose(hosts, num_devices, sent_by_all(analysis, between_cells, exchange))
+    return choose(hosts, num_devices, sent_by_all(analysis, between_cells, exchanged))
 
 
 def sent_by_all(
-    analysis: Analysis, between_cells: Iterable[Link], exchange: Exchange
+    analysis: Analysis, between_cells: Iterable[Link], exchanged: Exchange
 ) -> Iterator[Sent]:
     """Yield what devices send each other in a step, the fields of the mini-batch not counted.
 
     Args:
         analysis: of the network of one replica.
         between_cells: what goes from cell to cell in one replica.
-        exchange: what replicas send each other.
+        exchanged: what replicas send each other.
     """
-    num_devices = exchange.num_devices
+    num_devices = exchanged.num_devices
     for link in between_cells:
         if link.source == INPUT:
             continue
         source, target = (analysis.cells[k].device_number for k in (link.source, link.target))
-        for replica in range(exchange.num_replicas):
+        for replica in range(exchanged.num_replicas):
             first = replica * num_devices
             # The owner of a tied weight sends it to the devices of other replicas itself.
-            others = (path for path in link.tied if exchange.owners[path] != replica)
+            others = (path for path in link.tied if exchanged.owners[path] != replica)
             from_owners = sum(analysis.variables[path].read_bytes for path in others)
             yield Sent(first + source, first + target, link.forward_bytes - from_owners)
             yield Sent(first + target, first + source, link.backward_bytes)
-    yield from exchange.sent()
+    yield from exchanged.weights
+    yield from exchanged.gradients
 
 
 def _has_choice(hosts: Sequence[int], num_devices: int) -> bool:
@@ -189,20 +186,12 @@ def _cell_by_cell(hosts: Sequence[int], num_devices: int) -> HostOrder:
     return HostOrder(places, tuple(hosts[place] for place in places))
 
 
-class _HostLoads:
-    """Bytes that hosts send to others and receive from them."""
-
-    def __init__(self, hosts: Sequence[int]) -> None:
-        self._hosts = hosts
-        self._out: collections.Counter[int] = collections.Counter()
-        self._in: collections.Counter[int] = collections.Counter()
-
-    def add(self, sent: Sent) -> None:
-        source, target = self._hosts[sent.source], self._hosts[sent.target]
+def _busiest(hosts: Sequence[int], sent: Iterable[Sent]) -> int:
+    """Return the bytes that the busiest host sends to others, or receives from them."""
+    sizes: collections.Counter[tuple[int, str]] = collections.Counter()
+    for transfer in sent:
+        source, target = hosts[transfer.source], hosts[transfer.target]
         if source != target:
-            self._out[source] += sent.size
-            self._in[target] += sent.size
-
-    @property
-    def most(self) -> int:
-        return max([0, *self._out.values(), *self._in.values()])
+            sizes[source, "out"] += transfer.size
+            sizes[target, "in"] += transfer.size
+    return max(sizes.values(), default=0)

@@ -8,9 +8,8 @@ functions instead.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from lingvo_gpipe import packing
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.cell import Cell
@@ -76,50 +75,26 @@ def update(
     indices: Collection[int],
     slot_bytes: Mapping[str, int],
     owned_by_others: Collection[str] = (),
-    *,
-    on_worker: bool = False,
 ) -> int:
     """Return the largest number of bytes that the update of some layers needs while it runs.
 
     A device updates layer after layer. For each, these are new values of the weights that it owns
     and of their slots, and the size of the largest of these weights once more, for intermediate
-    results. On a worker, variables are packed, and a pack is assigned as a whole: its new values
-    and those of its slots exist twice, as the layers return them, and as rows of the pack.
+    results.
 
     Args:
         layers: layers of the network.
         indices: indices of the layers in question.
         slot_bytes: see `variables`; of all trained weights.
         owned_by_others: see `variables`.
-        on_worker: whether the device is a worker's.
     """
-    specs = layers.variables
-
-    def needed(paths: Sequence[str], copies: int = 1) -> int:
-        sizes = [specs[path].size_bytes for path in paths]
+    largest = 0
+    for index in indices:
+        paths = [path for path in layers.owned_weights(index) if path not in owned_by_others]
+        sizes = [layers.variables[path].size_bytes for path in paths]
         new = sum(sizes) + sum(slot_bytes[path] for path in paths)
-        return copies * new + max(sizes, default=0)
-
-    owned = [[p for p in layers.owned_weights(n) if p not in owned_by_others] for n in indices]
-    of_layers = max(map(needed, owned), default=0)
-    if not on_worker:
-        return of_layers
-    wanted = {
-        path: packing.Wanted(
-            specs[path].shape,
-            specs[path].dtype,
-            _ON_WORKER,
-            kind="weights",
-            value=lambda: None,  # never called
-        )
-        for paths in owned
-        for path in paths
-    }
-    packs = [needed(pack, copies=min(2, len(pack))) for pack in packing.packs(wanted)]
-    return max([of_layers, *packs])
-
-
-_ON_WORKER = "/job:worker/task:0/device:CPU:0"
+        largest = max(largest, new + max(sizes, default=0))
+    return largest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ if these are fewer bytes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from lingvo_gpipe import nests, network
 from lingvo_gpipe.layers import base
@@ -177,68 +176,56 @@ class Sent:
     size: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Exchange:
-    """Bytes that replicas send each other in a step.
+    """What replicas send each other in a step.
 
     Attributes:
+        owners: path → number of the replica that owns the variable.
         num_replicas: R.
         num_devices: K.
-        owners: path → number of the replica that owns the variable.
+        weights: what owners send to the devices of other replicas that read a weight.
+        gradients: what the others' devices send to the owner of a weight.
     """
 
-    def __init__(
-        self, analysis: network.Analysis, owners: Mapping[str, int], num_replicas: int
-    ) -> None:
-        """Add up the bytes.
-
-        Args:
-            analysis: of the network of one replica.
-            owners: see the class.
-            num_replicas: R.
-        """
-        self.owners = owners
-        self.num_replicas = num_replicas
-        self.num_devices = analysis.table.num_devices
-        # For each replica, bytes that it owns: of weights by the devices that send and read them,
-        # of gradients by the device that adds them.
-        self._weights: list[dict[tuple[int, int], int]] = [{} for _ in range(num_replicas)]
-        self._gradients: list[dict[int, int]] = [{} for _ in range(num_replicas)]
-        device_of = [cell.device_number for cell in analysis.cells]
-        readers: dict[str, set[int]] = {}
-        for cell in analysis.cells:
-            for path in (*cell.weights, *cell.untrained):
-                readers.setdefault(path, set()).add(cell.device_number)
-        for path, spec in analysis.variables.items():
-            owner, home = owners[path], device_of[analysis.owner_cell(path)]
-            for reader in readers.get(path, ()):
-                ends = home, reader
-                sizes = self._weights[owner]
-                sizes[ends] = sizes.get(ends, 0) + spec.read_bytes
-            if spec.is_trained:
-                added = self._gradients[owner]
-                size = replicas.sent_bytes(spec, len(analysis.sizes))
-                added[home] = added.get(home, 0) + size
+    owners: Mapping[str, int]
+    num_replicas: int
+    num_devices: int
+    weights: tuple[Sent, ...]
+    gradients: tuple[Sent, ...]
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that a replica sends to the others, on average over the replicas."""
-        return sum(transfer.size for transfer in self.sent()) // self.num_replicas
+        return sum(sent.size for sent in (*self.weights, *self.gradients)) // self.num_replicas
 
-    def sent(self) -> Iterator[Sent]:
-        """Yield what one device sends to a device of another replica."""
-        yield from self.weights()
-        yield from self.gradients()
 
-    def weights(self) -> Iterator[Sent]:
-        """Yield the weights that an owner sends to a device of another replica."""
-        for owner, other in itertools.permutations(range(self.num_replicas), 2):
-            owner_start, other_start = owner * self.num_devices, other * self.num_devices
-            for (home, reader), size in self._weights[owner].items():
-                yield Sent(owner_start + home, other_start + reader, size)
+def exchange(analysis: network.Analysis, owners: Mapping[str, int], num_replicas: int) -> Exchange:
+    """Return what replicas send each other.
 
-    def gradients(self) -> Iterator[Sent]:
-        """Yield the gradients that a device sends to the owner."""
-        for owner, other in itertools.permutations(range(self.num_replicas), 2):
-            owner_start, other_start = owner * self.num_devices, other * self.num_devices
-            for home, size in self._gradients[owner].items():
-                yield Sent(other_start + home, owner_start + home, size)
+    Args:
+        analysis: of the network of one replica.
+        owners: path → number of the replica that owns the variable.
+        num_replicas: R.
+    """
+    num_devices = analysis.table.num_devices
+    readers: dict[str, set[int]] = {}  # path → devices of a replica
+    for cell in analysis.cells:
+        for path in (*cell.weights, *cell.untrained):
+            readers.setdefault(path, set()).add(cell.device_number)
+    weights: Counter[tuple[int, int]] = Counter()
+    gradients: Counter[tuple[int, int]] = Counter()
+    for path, spec in analysis.variables.items():
+        home = analysis.cells[analysis.owner_cell(path)].device_number
+        owner = owners[path] * num_devices + home
+        gradient_bytes = replicas.sent_bytes(spec, len(analysis.sizes)) if spec.is_trained else 0
+        for other in set(range(num_replicas)) - {owners[path]}:
+            first = other * num_devices
+            for reader in readers.get(path, ()):
+                weights[owner, first + reader] += spec.read_bytes
+            if gradient_bytes:
+                gradients[first + home, owner] += gradient_bytes
+    sent = (
+        tuple(Sent(*ends, size) for ends, size in sizes.items()) for sizes in (weights, gradients)
+    )
+    return Exchange(owners, num_replicas, num_devices, *sent)

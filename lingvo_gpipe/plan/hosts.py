@@ -165,7 +165,7 @@ def exchange_times(hosts: Hosts, order: HostOrder, exchange: Exchange) -> Exchan
     others. A link carries both ways at once; those of unknown speed take no time.
     """
     seconds_of_kinds = []
-    for kind in (exchange.weights(), exchange.gradients()):
+    for kind in (exchange.weights, exchange.gradients):
         # Bytes that go out and come in: of a device within its host, and of a host to others.
         device_out, device_in, host_out, host_in = (collections.Counter[int]() for _ in range(4))
         for sent in kind:

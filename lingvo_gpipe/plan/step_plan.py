@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from lingvo_gpipe import network, optim, packing
+from lingvo_gpipe import network, optim
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import host_order, memory_formulas, replicas, traffic
@@ -234,7 +234,7 @@ def make(
         cache = PlanCache(slot_bytes(analysis.variables, optimizer_params, averages=averages))
     stream = traffic.Stream(analysis)
     all_links = traffic.links(analysis, stream)
-    exchange = traffic.Exchange(analysis, analysis.owners(num_replicas), num_replicas)
+    exchange = traffic.exchange(analysis, analysis.owners(num_replicas), num_replicas)
     order = None if cluster is None else _order(cluster, analysis, all_links, exchange)
     link_s, sending = None, None
     if cluster is not None and order is not None and in_seconds:
@@ -262,8 +262,6 @@ def make(
     peaks = activations.peak_activations(analysis, stream, timeline, needs)
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
-    several_hosts = cluster is not None and cluster.count > 1
-    on_workers = several_hosts or any(map(packing.is_packed, analysis.params.devices or ()))
 
     def cell_plan(cell: network.Cell, replica: int) -> CellPlan:
         elsewhere = {path for path, owner in exchange.owners.items() if owner != replica}
@@ -286,9 +284,7 @@ def make(
             update_bytes=(
                 0
                 if optimizer_params is None
-                else memory_formulas.update(
-                    analysis, cell.layers, cache.slots, elsewhere, on_worker=on_workers
-                )
+                else memory_formulas.update(analysis, cell.layers, cache.slots, elsewhere)
             ),
             live_micro_batches=timeline.peak_live[cell.device_number],
             is_estimate=cell.device_number in estimated,

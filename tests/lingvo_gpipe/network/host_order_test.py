@@ -154,9 +154,9 @@ def test_a_run_counts_what_its_own_cuts_send() -> None:
 def test_all_that_devices_send_is_counted_for_every_replica() -> None:
     one = network.analyze(small(1, 40), {n: tf.TensorSpec([8, 4]) for n in FIELDS})
     between_cells = traffic.links(one, traffic.Stream(one))
-    exchanged = traffic.Exchange(one, one.owners(3), 3)
+    exchanged = traffic.exchange(one, one.owners(3), 3)
     sent = list(host_order.sent_by_all(one, between_cells, exchanged))
-    assert sent[6:] == list(exchanged.sent())
+    assert sent[6:] == [*exchanged.weights, *exchanged.gradients]
     # Eight examples of four features, both ways, in three replicas of two devices.
     size = 8 * 4 * 4
     assert sent[:6] == [
@@ -171,7 +171,7 @@ def test_a_tied_weight_comes_from_its_owner_in_every_replica() -> None:
     analysis = network.analyze(params, {n: tf.TensorSpec([8, 4]) for n in FIELDS})
     between_cells = traffic.links(analysis, traffic.Stream(analysis))
     owners = dict.fromkeys(analysis.variables, 2)
-    exchanged = traffic.Exchange(analysis, owners, 3)
+    exchanged = traffic.exchange(analysis, owners, 3)
     sent = list(host_order.sent_by_all(analysis, between_cells, exchanged))
     values, kernel = 8 * 4 * 4, 4 * 40 * 4
     assert sent[:6] == [
@@ -179,4 +179,4 @@ def test_a_tied_weight_comes_from_its_owner_in_every_replica() -> None:
         *(Sent(2, 3, values), Sent(3, 2, values + kernel)),
         *(Sent(4, 5, values + kernel), Sent(5, 4, values + kernel)),
     ]
-    assert {(4, 1), (4, 3)} <= {(one.source, one.target) for one in exchanged.weights()}
+    assert {(4, 1), (4, 3)} <= {(one.source, one.target) for one in exchanged.weights}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import layers, network, packing, pipelining
+from lingvo_gpipe import layers, network, pipelining
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.plan import activations
 
@@ -50,18 +50,3 @@ def test_an_update_holds_a_layers_new_values_and_its_largest_weight_again() -> N
     updates = [memory_formulas.update(analysis, [n], slots) for n in range(len(analysis.layers))]
     # The first layer is frozen, and the error has no weights.
     assert updates == [0, kernel + bias + 100 + kernel, 0]
-
-
-def test_an_update_of_packed_variables_holds_a_pack_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack has the kernels and biases of two layers; the third layer's are another one."""
-    monkeypatch.setattr(packing, "MAX_BYTES", 2 * (D * D + D) * 4)
-    analysis = network_of(3)
-    slots = dict.fromkeys(analysis.variables, 0) | {"d1/kernel": 100, "d2/kernel": 10**6}
-    kernel, bias = D * D * 4, D * 4
-    third = kernel + bias + 10**6
-    cells = range(len(analysis.layers))
-    assert memory_formulas.update(analysis, cells, slots, on_worker=True) == 2 * third + kernel
-    slots["d2/kernel"] = 0
-    two = 2 * (2 * (kernel + bias) + 100) + kernel
-    assert memory_formulas.update(analysis, cells, slots, on_worker=True) == two
-    assert memory_formulas.update(analysis, [3], slots, on_worker=True) == 0

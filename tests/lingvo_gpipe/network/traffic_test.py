@@ -77,18 +77,18 @@ def params(num_replicas: int, **changes: Any) -> network.PipelineParams:
 def test_a_replica_sends_its_share_of_weights_and_gradients(num_replicas: int) -> None:
     sent = step_plan.make(params(num_replicas), FIELDS).exchange
     size = 4 * 4 * (16 + 4)  # four layers in float32
-    for one in sent.sent():
+    for one in (*sent.weights, *sent.gradients):
         assert one.source // 2 != one.target // 2
         assert one.source % 2 == one.target % 2
-    for kind in (sent.weights(), sent.gradients()):
+    for kind in (sent.weights, sent.gradients):
         assert sum(one.size for one in kind) == (num_replicas - 1) * size
     assert sent.sent_bytes == 2 * (num_replicas - 1) * size // num_replicas
 
 
 def test_weights_travel_in_the_compute_dtype_and_gradients_in_that_of_the_variables() -> None:
     sent = step_plan.make(params(2, dtype="mixed_bfloat16"), FIELDS).exchange
-    weights = sum(one.size for one in sent.weights())
-    assert 2 * weights == sum(one.size for one in sent.gradients())
+    weights = sum(one.size for one in sent.weights)
+    assert 2 * weights == sum(one.size for one in sent.gradients)
 
 
 def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
@@ -97,11 +97,11 @@ def test_a_tied_weight_goes_to_both_cells_of_another_replica() -> None:
     tied.layers[0].set(name="first")
     analysis = network.analyze(tied.copy().set(num_replicas=1), FIELDS)
     owners = dict.fromkeys(analysis.variables, 1)
-    sent = traffic.Exchange(analysis, owners, 2)
+    sent = traffic.exchange(analysis, owners, 2)
     # From device 2, that of the first cell of replica 1: kernel and biases, and the tied kernel.
-    found = {(one.source, one.target): one.size for one in sent.weights()}
+    found = {(one.source, one.target): one.size for one in sent.weights}
     assert found == {(2, 0): 2 * 80, (2, 1): 64, (3, 1): 80 + 16}
-    found = {(one.source, one.target): one.size for one in sent.gradients()}
+    found = {(one.source, one.target): one.size for one in sent.gradients}
     assert found == {(0, 2): 2 * 80, (1, 3): 80 + 16}
 
 

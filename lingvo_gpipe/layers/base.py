@@ -240,7 +240,10 @@ class Layer(tf.Module, hyperparams.Configurable):
             return (self,)
 
         def value_ranges(self) -> dict[str, ValueRange]:
-            """Return which integers it takes of the names that it reads: labels, ids."""
+            """Return which integers it takes of the names that it reads: labels, ids.
+
+            A composite returns those of the children that read the same values.
+            """
             return {}
 
         def fprop_meta(self, *inputs: SpecNest) -> Meta:

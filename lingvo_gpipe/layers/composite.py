@@ -7,11 +7,10 @@ are named below it, `block/body/dense/kernel`.
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import tensorflow as tf
 
@@ -67,19 +66,11 @@ class SpecCalls(Calls):
 
     training = True
 
-    def __init__(self, params: Composite.Params, inputs: Sequence[SpecNest] = ()) -> None:
-        """Begin without a call.
-
-        Args:
-            params: params of the composite.
-            inputs: objects of their own for what the composite reads, by position; a child that
-                reads one of these very objects reads what the composite does. Empty: unknown.
-        """
+    def __init__(self, params: Composite.Params) -> None:
+        """Call children of the layer of `params`; none yet."""
         self._params = params
         self._parts = params.parts()
         self._kept_bytes = 0
-        self._inputs = list(zip(params.reads, inputs, strict=False))
-        self._ranges: dict[str, base.ValueRange] = {}
         self.names = tuple(self._parts)
         self.metas: list[Meta] = []
 
@@ -91,8 +82,7 @@ class SpecCalls(Calls):
         self.metas.append(
             dataclasses.replace(meta, variables=variables, name=name, kind=child.kind_name())
         )
-        self._note_ranges(name, child, meta, inputs)
-        return own_objects(meta.outputs)
+        return meta.outputs
 
     def cast(self, x: SpecNest) -> SpecNest:
         """See `Calls`."""
@@ -129,28 +119,6 @@ class SpecCalls(Calls):
             before = f"{name} writes"
         return values[0] if len(values) == 1 else values
 
-    def _note_ranges(
-        self, name: str, child: Layer.Params, meta: Meta, inputs: Sequence[SpecNest]
-    ) -> None:
-        """Note the integers that a child takes where it reads an input of the composite itself."""
-        own = {
-            read: mine
-            for read, spec in zip(child.reads, inputs, strict=False)
-            for mine, other in self._inputs
-            if spec is other
-        }
-        for read, values in {**child.value_ranges(), **meta.value_ranges}.items():
-            weights = values.weights
-            if read not in own or (weights is not None and weights not in own):
-                continue
-            before = self._ranges.get(own[read])
-            if before is not None and before.size <= values.size:
-                continue
-            self._ranges[own[read]] = values._replace(
-                setting=f"{name}.{values.setting}" if values.setting else "",
-                weights=None if weights is None else own[weights],
-            )
-
     def meta(self, outputs: SpecNest) -> Meta:
         """Return the composite's Meta: the sum of those of the children that were called.
 
@@ -165,14 +133,8 @@ class SpecCalls(Calls):
             activation_bytes=sum(m.activation_bytes for m in metas) + self._kept_bytes,
             losses=tuple(loss for m in metas for loss in m.losses),
             metrics=tuple(metric for m in metas for metric in m.metrics),
-            value_ranges=self._ranges | self._params.value_ranges(),
             children=tuple(metas),
         )
-
-
-def own_objects(specs: SpecNest) -> SpecNest:
-    """Return a nest of equal specs, each of which is another object."""
-    return tf.nest.map_structure(copy.copy, specs)
 
 
 class TensorCalls(Calls):
@@ -238,11 +200,8 @@ class Composite(Layer):
             return call.chain(call.names, *inputs)
 
         def _meta(self, *inputs: SpecNest) -> Meta:
-            values = tuple(own_objects(spec) for spec in inputs)
-            # An fprop of its own may change ids and labels before the flow.
-            owner: Any = self.owner
-            calls = SpecCalls(self, values if owner.fprop is Composite.fprop else ())
-            return calls.meta(self.flow(calls, *values))
+            calls = SpecCalls(self)
+            return calls.meta(self.flow(calls, *inputs))
 
     params: Params
 
@@ -353,6 +312,20 @@ class Sequential(Composite):
                     f"{count} values. Set its field writes to as many names"
                 )
             return meta
+
+        def value_ranges(self) -> dict[str, base.ValueRange]:
+            """Return the ranges of what the first child reads, by the names of the layer itself."""
+            if not self.layers:
+                return {}
+            first, *_ = self.parts().values()
+            names = dict(zip(first.reads, self.reads, strict=False))
+            return {
+                names[name]: values._replace(
+                    setting=f"{first.name}.{values.setting}",
+                    weights=None if values.weights is None else names[values.weights],
+                )
+                for name, values in first.value_ranges().items()
+            }
 
         def _inference(self, available: Collection[str]) -> Self:
             """Leave out what the first child does not need, such as a label."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
@@ -301,21 +301,20 @@ class Layer(tf.Module, hyperparams.Configurable):
             """
             return ()
 
-        def inference(self, available: Collection[str]) -> Layer.Params | None:
+        def inference(self) -> Layer.Params | None:
             """Return the params that replace these where the network is served.
 
-            Args:
-                available: names of the stream that exist where the layer runs: what is served, and
-                    what layers before it write. Labels are not among them.
+            What is served are the fields that predictions need: labels, their weights, and where
+            examples begin in a packed row are not among them.
 
             Returns:
                 A copy, changed or not, or params of another class; None: the layer is left out, and
                 the names it writes keep the values they had before it, if any. A layer that still
-                reads a name that is not available is left out too, and so is what it writes.
+                reads a name that is not served is left out too, and so is what it writes.
             """
-            return None if self.training_only else self._inference(available)
+            return None if self.training_only else self._inference()
 
-        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+        def _inference(self) -> Layer.Params | None:
             """Return what `inference` returns for a layer that is not `training_only`.
 
             A subclass leaves out what only training uses: a head its label, a layer with an
@@ -327,7 +326,6 @@ class Layer(tf.Module, hyperparams.Configurable):
                 served.reads = served.reads[:2]
                 return served
             """
-            del available
             return self.copy()
 
         def served(self, outputs: Nest) -> dict[str, Nest]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import tensorflow as tf
@@ -284,7 +284,7 @@ def inferred(params: Layer.Params, children: Sequence[Layer.Params]) -> list[Lay
     """
     served = []
     for child in named(params, children).values():
-        changed = child.inference(tuple(child.reads))
+        changed = child.inference()
         same = changed is not None and len(changed.reads) == len(child.reads)
         served.append(changed if changed is not None and same else child)
     return served
@@ -327,14 +327,13 @@ class Sequential(Composite):
                 for name, values in first.value_ranges().items()
             }
 
-        def _inference(self, available: Collection[str]) -> Self:
+        def _inference(self) -> Self:
             """Leave out what the first child does not need, such as a label."""
-            del available
             served = self.copy()
             if not self.layers:
                 return served
             first, *others = self.parts().values()
-            changed = first.inference(tuple(first.reads))
+            changed = first.inference()
             if changed is not None and set(changed.reads) <= set(first.reads):
                 places = [list(first.reads).index(name) for name in changed.reads]
                 served.reads = tuple(self.reads[place] for place in places)
@@ -371,8 +370,7 @@ class Residual(Composite):
             kept = meta.activation_bytes + base.spec_bytes(meta.outputs)
             return dataclasses.replace(meta, activation_bytes=kept)
 
-        def _inference(self, available: Collection[str]) -> Self:
-            del available
+        def _inference(self) -> Self:
             return self.copy().set(body=inferred(self, self.body))
 
     params: Params

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -41,9 +41,8 @@ class Head(Layer):
             """Return label and weights."""
             return tuple(self.reads[1:])
 
-        def _inference(self, available: Collection[str]) -> Layer.Params:
+        def _inference(self) -> Layer.Params:
             """Leave out label and weights."""
-            del available
             return self.copy().set(reads=self.reads[:1])
 
     params: Params

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -98,9 +98,8 @@ class AuxiliaryLoss(Layer):
                 losses=(LossSpec(self.loss_name, self.coefficient, weight),),
             )
 
-        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+        def _inference(self) -> Layer.Params | None:
             """Pass x on."""
-            del available
             return reshaping.passing(self)
 
     params: Params

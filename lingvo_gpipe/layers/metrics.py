@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -57,9 +57,8 @@ class KerasMetric(Layer):
             """Return label and weights."""
             return tuple(self.reads[1:])
 
-        def _inference(self, available: Collection[str]) -> Layer.Params | None:
+        def _inference(self) -> Layer.Params | None:
             """Pass predictions on."""
-            del available
             return reshaping.passing(self)
 
     params: Params

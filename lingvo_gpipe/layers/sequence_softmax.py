@@ -14,7 +14,7 @@ of shapes [...] and [..., k]. They are all that the next slice and the loss need
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -183,9 +183,8 @@ class SoftmaxSlice(Layer):
             """Return the name of its logits where it reads no label."""
             return f"{self.name}_logits"
 
-        def _inference(self, available: Collection[str]) -> SoftmaxSlice.Params:
+        def _inference(self) -> SoftmaxSlice.Params:
             """Leave out the label, and return logits."""
-            del available
             return self.copy().set(reads=self.reads[:1], writes=(self.logits_name(),))
 
     params: Params
@@ -305,9 +304,8 @@ class SlicedLoss(heads.Head):
             """See `SequenceSoftmax`."""
             return (*super().metric_names(), "log_perplexity")
 
-        def _inference(self, available: Collection[str]) -> JoinedLogits.Params:
+        def _inference(self) -> JoinedLogits.Params:
             """Return logits, without a label."""
-            del available
             return JoinedLogits.Params(
                 name=self.name,
                 reads=self.logits,

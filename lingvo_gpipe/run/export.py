@@ -232,7 +232,7 @@ def inference_params(model: PipeliningLayer.Params, available: Collection[str]) 
     kept: list[base.Layer.Params] = []
     all_layers = network.layer_params(model)
     for layer in all_layers:
-        changed = layer.inference(frozenset(names))
+        changed = layer.inference()
         if changed is None:
             continue
         missing = next((name for name in changed.reads if name not in names), None)

@@ -10,7 +10,7 @@ is cut, the output before the last goes directly to the cell that reads it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from lingvo_gpipe import errors, hyperparams, layers
@@ -208,9 +208,8 @@ class AmoebaCell(layers.Composite):
         )
         reads = ("x", "previous")
 
-        def _inference(self, available: Collection[str]) -> Self:
+        def _inference(self) -> Self:
             """Leave out the auxiliary head and its label."""
-            del available
             served = self.copy()
             served.auxiliary, served.reads = None, served.reads[:2]
             return served

@@ -76,7 +76,7 @@ def decoding_layers(
     available, by_token = {"source", "target"}, {"target"}
     layers: dict[int, DecodingLayer] = {}
     for number, info in enumerate(analysis.layers):
-        params = info.params.inference(available)
+        params = info.params.inference()
         if params is None or not set(params.reads) <= available:
             continue
         reads, writes, trained = tuple(params.reads), tuple(params.writes), params.instantiate()

@@ -7,7 +7,6 @@ them directly from the input, and no mask crosses a cut.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Self
 
 import tensorflow as tf
@@ -68,10 +67,10 @@ class Block(core.Composite):
             dropout = core.Dropout.Params(name="dropout", rate=self.relu_dropout)
             return core.Sequential.Params(layers=[middle, dropout, output])
 
-        def _inference(self, available: Collection[str]) -> Self:
-            """Read ids if inference does not provide numbers of sentences."""
+        def _inference(self) -> Self:
+            """Read ids: in inference each row is one sentence."""
             served = self.copy()
-            if served.packed and not set(served.reads) <= set(available):
+            if served.packed:
                 served.packed = False
                 served.reads = tuple(name.removesuffix("_segment") for name in served.reads)
             return served

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import tensorflow as tf
@@ -35,12 +35,9 @@ class EmbeddingPositions(core.Composite):
             """See `Composite`."""
             return call("dropout", call("position", *inputs))
 
-        def _inference(self, available: Collection[str]) -> Self:
-            """Count positions from 0 if inference does not provide them."""
-            served = self.copy()
-            if not set(served.reads[1:]) <= set(available):
-                served.reads = served.reads[:1]
-            return served
+        def _inference(self) -> Self:
+            """Count positions from 0: in inference each row is one sentence."""
+            return self.copy().set(reads=self.reads[:1])
 
     params: Params
     per_source = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import tensorflow as tf
@@ -99,9 +99,8 @@ class TranslationSoftmax(core.SequenceSoftmax):
             """Return the ranges of labels and languages."""
             return super().value_ranges() | self.language_range()
 
-        def _inference(self, available: Collection[str]) -> Self:
+        def _inference(self) -> Self:
             """Leave out labels, weights and languages."""
-            del available
             return self.copy().set(reads=self.reads[:1], languages=())
 
     params: Params

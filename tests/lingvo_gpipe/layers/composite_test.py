@@ -13,15 +13,15 @@ from lingvo_gpipe import errors, layers, network, pipelining
 
 def test_a_sequence_of_no_layers_is_served_as_it_is() -> None:
     params = layers.Sequential.Params(layers=[], writes=("y",))
-    assert params.inference(("x",)) == params
+    assert params.inference() == params
     assert params.served(tf.ones([2])).keys() == {"y"}
 
 
 def test_a_first_child_that_is_not_served_stays() -> None:
     metric = layers.KerasMetric.Params(name="mean", metric="Mean", reads=("x", "label"))
     params = layers.Sequential.Params(layers=[metric], reads=("x", "label"))
-    assert metric.inference(("x", "label")) is None
-    served = params.inference(("x", "label"))
+    assert metric.inference() is None
+    served = params.inference()
     assert isinstance(served, layers.Sequential.Params)
     assert [child.name for child in served.layers] == ["mean"]
     assert served.reads == ("x", "label")

@@ -15,10 +15,6 @@ from tests.cases import layer_cases
 CLASSES = 5
 
 
-def inference(params: Any, available: tuple[str, ...]) -> Any:
-    return params.inference(available)
-
-
 def served(params: Any, outputs: tf.Tensor) -> dict[str, Any]:
     told: dict[str, Any] = params.served(outputs)
     return told
@@ -84,7 +80,7 @@ HEADS = [
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.owner.__name__)
 def test_a_head_reads_no_label_in_inference_and_has_the_same_variables(head: Any) -> None:
-    own = inference(head, ("x",))
+    own = head.inference()
     assert (tuple(own.reads), tuple(own.writes), own.name) == (("x",), ("x",), "head")
     assert len(head.reads) > 1
     meta = layer_cases.meta_of(own, tf.TensorSpec([2, 4, 3]))
@@ -96,7 +92,7 @@ def test_a_head_reads_no_label_in_inference_and_has_the_same_variables(head: Any
 def test_a_head_only_for_training_is_not_part_of_inference(head: Any) -> None:
     own = head.copy()
     own.training_only = True
-    assert inference(own, ("x", "label")) is None
+    assert own.inference() is None
 
 
 def test_layers_that_give_but_a_loss_or_metric_hand_their_input_on() -> None:
@@ -104,9 +100,9 @@ def test_layers_that_give_but_a_loss_or_metric_hand_their_input_on() -> None:
         layers.AuxiliaryLoss.Params(name="small"),
         layers.KerasMetric.Params(name="auc", metric="AUC"),
     ):
-        assert inference(params, ("x", "label")) is None
+        assert params.inference() is None
         params.writes = ("y",)
-        own = inference(params, ("x", "label"))
+        own: Any = params.inference()
         assert own.owner is layers.Identity
         assert (tuple(own.reads), tuple(own.writes), own.name) == (("x",), ("y",), params.name)
 
@@ -126,17 +122,18 @@ def test_probabilities_are_served_of_logits() -> None:
 def test_composed_layers_give_up_what_their_children_do() -> None:
     head = layers.Softmax.Params(classes=3)
     block = layers.Sequential.Params(layers=[head, layers.Dropout.Params()], reads=("y", "label"))
-    own = inference(block, ("y",))
+    own: Any = block.inference()
     assert tuple(own.reads) == ("y",)
     assert tuple(own.layers[0].reads) == ("x",)
     # A child in the middle receives as many values as before, so it continues to read them.
     two = layers.Identity.Params(reads=("x", "label"), writes=("x", "label"))
     kept = layers.Sequential.Params(layers=[two, head], reads=("y", "label"))
-    assert tuple(inference(kept, ("y",)).reads) == ("y", "label")
+    still: Any = kept.inference()
+    assert tuple(still.reads) == ("y", "label")
     outer = layers.Residual.Params(
         body=[layers.Dense.Params(units=3), layers.AuxiliaryLoss.Params()]
     )
-    own = inference(outer, ("x",))
+    own = outer.inference()
     before, after = (layer_cases.meta_of(params, tf.TensorSpec([2, 3])) for params in (outer, own))
     assert [v.path for v in after.variables] == [v.path for v in before.variables]
 

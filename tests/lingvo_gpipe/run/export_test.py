@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -343,8 +343,7 @@ class Branching(layers.Composite):
                 call("auxiliary", *inputs)
             return output
 
-        def _inference(self, available: Collection[str]) -> Self:
-            del available
+        def _inference(self) -> Self:
             served = self.copy()
             return served.set(auxiliary=None, reads=served.reads[:1])
 

@@ -234,7 +234,7 @@ def test_the_auxiliary_head_is_only_in_training() -> None:
 
 def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
     flat = amoeba_net("D", 2, 4, 3, stem="small", auxiliary_weight=0.4)
-    served = [own for p in flat if (own := p.inference(()))]
+    served = [own for p in flat if (own := p.inference())]
     assert len(served) == len(flat)
     assert not any("label" in p.reads for p in served)
     assert all(getattr(p, "auxiliary", None) is None for p in served)

@@ -219,7 +219,7 @@ def test_a_model_trained_on_packed_rows_is_served_plain_ones() -> None:
     available = {"source", "target"}
     served = []
     for params in flat:
-        own = params.inference(available)
+        own = params.inference()
         assert set(own.reads) <= available
         available.update(own.writes)
         served.append(own)

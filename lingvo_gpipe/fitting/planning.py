@@ -22,7 +22,6 @@ from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, step_plan
 
 _CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches", "device_memory")
-_POLICIES = ("never", "except_last", "early", "full")  # less and less is kept
 _SHARE_OF_GPU = 0.85  # an H200 counted 0.8 to 1.2 times what plans say (docs/measurements.md)
 _MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
 
@@ -166,8 +165,8 @@ def _fitting(
     while is_free and counts[-1] < num_examples:
         counts.append(min(2 * counts[-1], num_examples))
     policies = [asked.recompute]
-    if asked.recompute in _POLICIES:
-        policies = [*_POLICIES[_POLICIES.index(asked.recompute) :]]
+    if asked.recompute in auto.POLICIES:
+        policies = [*auto.POLICIES[auto.POLICIES.index(asked.recompute) :]]
     for count in counts:
         for policy in policies:
             tried = asked.copy().set(num_micro_batches=count, recompute=policy)

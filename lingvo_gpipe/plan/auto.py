@@ -25,7 +25,7 @@ from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import describe, hosts, step_plan
 from lingvo_gpipe.task import Task
 
-POLICIES = ("never", "except_last", "early", "full")  # where `never` fits, no other is faster
+POLICIES = ("never", "except_last", "early", "full")  # each keeps less than the one before
 _MOST_CELLS = 3  # per device
 _TOLERANCE = 0.03
 _CHOSEN = ("schedule", "cells_per_device", "recompute", "cuts")

@@ -21,19 +21,16 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.keras_layers import masks
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.nests import Nest, SpecNest
 
 Divisor: TypeAlias = Literal["kept", "weights", "one"]
 """What a mean over a mini-batch was divided by: the number of its examples, or of those positions
 that neither a mask nor the loss leaves out; the sum of their sample weights; or 1, for a sum."""
 
 _DIVISORS: tuple[Divisor, ...] = ("kept", "weights", "one")
-_PROBED_EXAMPLES = 7
+_EXAMPLES = 7
 _LARGE = 2**20  # elements of an example's output, of which then a few positions are tried
 _POSITIONS = 32
-_PROBED_PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
+PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
 
 Values: TypeAlias = Mapping[str, tf.Tensor]
 """Name of a field of the mini-batch, or of an output of the model → its value."""
@@ -162,24 +159,25 @@ class Objective(hyperparams.Opaque):
         no_outputs = keras.tree.map_structure(lambda _: tf.zeros([]), self.names.outputs)
         return self._calls(fields, no_outputs)[number].divisor(self.terms[number])
 
-    def divide(self, fields: Values, outputs: Mapping[str, tf.TensorSpec]) -> None:
+    def divide(self, trials: Iterator[Values]) -> None:
         """Choose divisors with which sums over micro-batches are those of a mini-batch.
 
         Args:
-            fields: a mini-batch, of which a few examples are tried with random predictions.
-            outputs: name of an output of the model → its spec for this mini-batch.
+            trials: yields examples to try it with; the later ones if a loss refuses the earlier.
 
         Raises:
             LayerError: a loss is not a sum over examples.
         """
-        if max(math.prod(spec.shape[1:]) for spec in outputs.values()) > _LARGE:
-            with contextlib.suppress(Exception):  # a loss may need every position
-                self.terms = self._with_divisors(_few(self.names, fields, outputs, _POSITIONS))
+        for values in trials:
+            try:
+                self.terms = tuple(self._divided(n, values) for n in range(len(self.terms)))
+            except errors.LayerError:
+                raise
+            except Exception as error:  # noqa: BLE001 (a loss may need every position)
+                failure = error
+            else:
                 return
-        self.terms = self._with_divisors(_few(self.names, fields, outputs))
-
-    def _with_divisors(self, values: Values) -> tuple[Term, ...]:
-        return tuple(self._divided(number, values) for number in range(len(self.terms)))
+        raise failure
 
     def _divided(self, number: int, values: Values) -> Term:
         """Return a loss with the first divisor that reproduces its mean from parts."""
@@ -194,7 +192,7 @@ class Objective(hyperparams.Opaque):
             if kind == "weights" and self.names.weights is None:
                 continue
             whole = total(slice(None))
-            apart = sum(map(total, _PROBED_PARTS))
+            apart = sum(map(total, PARTS))
             if np.isfinite(whole) and np.allclose(apart, whole, rtol=1e-5, atol=1e-9):
                 return term
         shown = self._compiled._flat_losses[number].loss.name
@@ -228,20 +226,28 @@ class Objective(hyperparams.Opaque):
         return calls
 
 
+def trials(names: Names, fields: Values, outputs: Mapping[str, tf.TensorSpec]) -> Iterator[Values]:
+    """Yield a few examples of a mini-batch, with random sample weights and outputs.
+
+    Of large outputs, the first examples have a few positions only.
+
+    Args:
+        names: of what losses and metrics compare.
+        fields: the mini-batch.
+        outputs: name of an output of the model → its spec.
+    """
+    if max(math.prod(spec.shape[1:]) for spec in outputs.values()) > _LARGE:
+        yield _few(names, fields, outputs, _POSITIONS)
+    yield _few(names, fields, outputs)
+
+
 def _few(
     names: Names,
     fields: Values,
     outputs: Mapping[str, tf.TensorSpec],
     positions: int | None = None,
 ) -> Values:
-    """Return a few examples of a mini-batch, with random sample weights and outputs.
-
-    Args:
-        names: of what the losses compare.
-        fields: the mini-batch.
-        outputs: name of an output of the model → its spec.
-        positions: how many of a sequence, spread over it; None: all.
-    """
+    """Return such examples; with so many positions of a sequence, spread over it, None: all."""
     random = np.random.default_rng(0)
     largest = max(outputs.values(), key=lambda spec: math.prod(spec.shape))
     kept = np.linspace(0, largest.shape[1] - 1, positions, dtype=int) if positions else None
@@ -251,13 +257,13 @@ def _few(
 
     few = {}
     for name, value in fields.items():
-        rows = tf.gather(value, np.arange(_PROBED_EXAMPLES) % value.shape[0])
+        rows = tf.gather(value, np.arange(_EXAMPLES) % value.shape[0])
         few[name] = tf.gather(rows, kept, axis=1) if is_cut(value) else rows
     for name in keras.tree.flatten(names.weights):
         if name is not None:
             few[name] = tf.constant(random.uniform(0.5, 2.0, few[name].shape), few[name].dtype)
     for name, spec in outputs.items():
-        shape = [_PROBED_EXAMPLES, *spec.shape[1:]]
+        shape = [_EXAMPLES, *spec.shape[1:]]
         if is_cut(spec):
             shape[1] = positions
         few[name] = tf.constant(random.uniform(0.05, 0.95, shape), spec.dtype)
@@ -280,43 +286,3 @@ def _replaced(owner: object, **attributes: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
-
-
-class CompiledLosses(base.Layer):
-    """Outputs of a Keras model, labels, sample weights, inputs → the sum of the losses, unused."""
-
-    class Params(base.Layer.Params):
-        objective: Objective = hyperparams.required("The losses.")
-
-        def compared(self) -> tuple[str, ...]:
-            """Return the fields with labels and sample weights."""
-            return self.objective.names.compared()
-
-        def _meta(self, *inputs: SpecNest) -> base.Meta:
-            dtype = self.policy.variable
-
-            def weight(number: int) -> Callable[[dict[str, Nest]], tf.Tensor]:
-                return lambda fields: tf.cast(self.objective.divisor(number, fields), dtype)
-
-            return base.Meta(
-                outputs=tf.TensorSpec([], dtype),
-                activation_bytes=sum(map(base.spec_bytes, inputs)),
-                losses=tuple(
-                    base.LossSpec(
-                        term.name, term.coefficient, weight(n), of_batch=term.divisor == "one"
-                    )
-                    for n, term in enumerate(self.objective.terms)
-                ),
-            )
-
-    params: Params
-
-    def fprop(self, theta: base.Theta, inputs: Nest, ctx: Context) -> Nest:
-        """See `Layer.fprop`."""
-        del theta
-        objective = self.params.objective
-        values = dict(zip(self.params.reads, inputs, strict=True))
-        sums = [tf.cast(total, self.policy.variable) for total in objective.sums(values)]
-        for term, total in zip(objective.terms, sums, strict=True):
-            ctx.add_loss(term.name, total)
-        return tf.add_n(sums)

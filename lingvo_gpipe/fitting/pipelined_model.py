@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
+from lingvo_gpipe.fitting.compiled_losses import METRICS
 from lingvo_gpipe.fitting.objective import Names, at
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
 from lingvo_gpipe.nests import Nest
@@ -223,7 +224,7 @@ class PipelinedModel(keras.Model):
             fields,
             step=self._step,
             loss_scale=None if scale is None else tf.convert_to_tensor(scale.value),
-            outputs=self._reads_outputs,
+            outputs=self._reads_outputs(run),
         )
         self._step += 1
         return self._update(
@@ -232,13 +233,14 @@ class PipelinedModel(keras.Model):
 
     def _test_batch(self, batch: Any) -> dict[str, Any]:
         fields, run = self._prepared(batch)
-        result = run.pipe.evaluate(fields, step=self._step, outputs=self._reads_outputs)
+        result = run.pipe.evaluate(fields, step=self._step, outputs=self._reads_outputs(run))
         return self._measure(run, self._measured_of(fields, result))
 
     def _measured_of(self, fields: dict[str, tf.Tensor], result: Result) -> Measured:
         size = next(iter(fields.values())).shape[0]
         weight = tf.constant(size if self._counts_examples else 1)
-        return Measured(fields, result.loss, result.losses, weight, result.outputs)
+        sums = result.sums.get(METRICS, {})
+        return Measured(fields, result.loss, result.losses, weight, sums, result.outputs)
 
     def _predict_batches(self, batches: Sequence[Any]) -> Nest:
         results = []
@@ -259,7 +261,9 @@ class PipelinedModel(keras.Model):
         outputs = pipelines.network.outputs
         names = Names(tuple(fields), outputs, _names("labels", y), _names("weights", weights))
         fields |= _leaves("labels", y) | _leaves("weights", weights)
-        run = pipelines.with_losses(fields, names, self._compile_loss, self.optimizer)
+        run = pipelines.with_losses(
+            fields, names, self._compile_loss, self._compile_metrics, self.optimizer
+        )
         if self.optimizer is not None and not self._has_slots:
             variables.build(self.optimizer, self.model.trainable_variables)
             self._has_slots = True
@@ -293,16 +297,17 @@ class PipelinedModel(keras.Model):
         trackers = [] if self._compile_loss is None else self._compile_loss.metrics
         for number, tracker in enumerate(trackers):
             tracker.update_state(measured.losses[f"loss_{number}"], sample_weight=measured.weight)
-        if not self._reads_outputs:
+        if run.metrics is not None:
+            run.metrics.add(measured.sums)
+        if not self._reads_outputs(run):
             return self.get_metrics_result()
         labels, weights = at(names.labels, fields), at(names.weights, fields)
         outputs = self._pipelines.outputs(measured.outputs, inputs)
         return self.compute_metrics(None, labels, outputs, sample_weight=weights)
 
-    @property
-    def _reads_outputs(self) -> bool:
-        """Whether metrics of `compile` read the model's outputs."""
-        return self._compile_metrics is not None
+    def _reads_outputs(self, run: LossPipeline) -> bool:
+        """Return whether metrics of `compile` read the model's outputs for a whole mini-batch."""
+        return self._compile_metrics is not None and run.metrics is None
 
 
 class Measured(NamedTuple):
@@ -314,6 +319,7 @@ class Measured(NamedTuple):
         losses: see `loss`.
         weight: of this mini-batch in the mean of each loss over an epoch, as in Keras: the number
             of its examples if the data's shapes have it, else 1.
+        sums: what its examples add to the metrics; empty where these read the outputs.
         outputs: by name; empty where no metric reads them.
     """
 
@@ -321,6 +327,7 @@ class Measured(NamedTuple):
     loss: tf.Tensor
     losses: dict[str, tf.Tensor]
     weight: tf.Tensor
+    sums: dict[str, tf.Tensor]
     outputs: dict[str, Nest]
 
 

@@ -11,12 +11,14 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.models.functional import Functional
-from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from lingvo_gpipe import errors, keras_layers, schedule
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import planning, variables
-from lingvo_gpipe.fitting.objective import CompiledLosses, Names, Objective, at
+from lingvo_gpipe.fitting.compiled_losses import CompiledLosses
+from lingvo_gpipe.fitting.metric_sums import MetricSums
+from lingvo_gpipe.fitting.objective import Names, Objective, at, trials
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
@@ -35,11 +37,13 @@ class LossPipeline:
         pipe: the pipeline.
         names: of what the losses compare.
         reached: paths of the weights that a loss depends on; Keras leaves the others as they are.
+        metrics: those that it computes by micro-batch; None: none.
     """
 
     pipe: PipeliningLayer
     names: Names
     reached: frozenset[str]
+    metrics: MetricSums | None
 
 
 class Pipelines:
@@ -120,6 +124,7 @@ class Pipelines:
         fields: Mapping[str, tf.Tensor],
         names: Names,
         compiled: CompileLoss | None,
+        metrics: CompileMetrics | None,
         optimizer: keras.optimizers.Optimizer | None,
     ) -> LossPipeline:
         """Return the pipeline with losses.
@@ -128,6 +133,7 @@ class Pipelines:
             fields: a mini-batch: inputs, labels, sample weights.
             names: of what the losses compare.
             compiled: the losses; None: only those that layers add.
+            metrics: the metrics; None: none.
             optimizer: of `compile`; None: nothing is trained.
 
         Raises:
@@ -136,9 +142,11 @@ class Pipelines:
         key = repr((names.labels, names.weights))
         if key not in self._with_losses:
             has_losses = compiled is not None and names.labels is not None
-            losses = [self._losses(fields, names, compiled)] if has_losses else []
+            losses = [self._losses(fields, names, compiled, metrics)] if has_losses else []
             pipe = self._new(fields, losses, optimizer)
-            self._with_losses[key] = LossPipeline(pipe, names, _reached(pipe.analysis))
+            self._with_losses[key] = LossPipeline(
+                pipe, names, _reached(pipe.analysis), losses[0].metrics if losses else None
+            )
         return self._with_losses[key]
 
     def predicting(self, fields: Mapping[str, tf.Tensor]) -> PipeliningLayer:
@@ -213,28 +221,40 @@ class Pipelines:
         return None
 
     def _losses(
-        self, fields: Mapping[str, tf.Tensor], names: Names, compiled: CompileLoss
-    ) -> Layer.Params:
-        """Return the layer with the losses of `compile`."""
+        self,
+        fields: Mapping[str, tf.Tensor],
+        names: Names,
+        compiled: CompileLoss,
+        metrics: CompileMetrics | None,
+    ) -> CompiledLosses.Params:
+        """Return the layer with the losses of `compile`, and its metrics if they are sums."""
         # The mini-batch has sizes that the model leaves open, such as a length.
         inputs = {name: fields[name] for name in names.inputs}
         analysis = analyze(uncut(self._params([])), specs(inputs))
         written = {name: analysis.specs[n] for name, n in analysis.wiring.outputs.items()}
         outputs = wiring.in_structure(self.network.outputs, written)
-        compared = at(names.labels, fields), outputs, at(names.weights, fields)
+        compared = keras.tree.map_structure(
+            _symbolic, (at(names.labels, fields), outputs, at(names.weights, fields))
+        )
         # Keras resolves in the first call which output each loss compares. Nothing is computed.
-        backend.compute_output_spec(compiled, *keras.tree.map_structure(_symbolic, compared))
+        backend.compute_output_spec(compiled, *compared)
         objective = Objective(self._graph(), compiled, names)
         try:
-            objective.divide(fields, written)
+            objective.divide(trials(names, fields, written))
         except errors.LayerError:
             if self.settings["num_micro_batches"] > 1:
                 raise
             self._is_divisible = False
+        sums = None
+        if metrics is not None:
+            backend.compute_output_spec(metrics.update_state, *compared)
+            sums = MetricSums(self._graph(), metrics, names)
+            sums = sums if sums.are_sums(trials(names, fields, written)) else None
         reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
         return CompiledLosses.Params(
             name=_HEAD,
             objective=objective,
+            metrics=sums,
             reads=tuple(dict.fromkeys(reads)),
             writes=(_HEAD,),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import PipeliningLayer, errors
 from lingvo_gpipe.fitting import PipelinedModel
 
 X = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
@@ -250,3 +251,67 @@ def test_a_loss_that_needs_every_position_of_large_outputs_is_tried_on_all() -> 
         each.compile("sgd", late)
     expected = plain.test_on_batch(x, labels)
     np.testing.assert_allclose(model.train_on_batch(x, labels), expected, rtol=1e-5)
+
+
+class Last(keras.metrics.Mean):
+    """A user's own class of metric, which keeps more than sums."""
+
+    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        self.reset_state()
+        super().update_state(keras.ops.abs(labels - outputs))
+
+
+def largest(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """Return a number of the mini-batch that is no mean over its examples."""
+    return tf.reduce_max(tf.abs(labels - outputs))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "weighted", "by_micro_batch"),
+    [
+        (lambda: ["mae", keras.metrics.BinaryAccuracy()], False, True),
+        (lambda: ["mae", keras.metrics.BinaryAccuracy()], True, True),
+        (
+            lambda: [keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5)],
+            False,
+            True,
+        ),
+        (lambda: [keras.metrics.AUC(name="auc")], True, True),
+        (lambda: [keras.metrics.BinaryIoU(name="iou"), keras.metrics.R2Score()], False, True),
+        (lambda: ["mae", largest], False, False),
+        (lambda: [Last(name="last")], False, False),
+        (lambda: [Last(name="last")], True, False),
+    ],
+)
+def test_metrics_that_are_sums_need_no_outputs_of_a_mini_batch(
+    metrics: Callable[[], list[Any]],
+    weighted: bool,
+    by_micro_batch: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    run = PipeliningLayer.value_and_gradients
+
+    def recorded(*arguments: Any, outputs: bool, **settings: Any) -> Any:
+        asked.append(outputs)
+        return run(*arguments, outputs=outputs, **settings)
+
+    monkeypatch.setattr(PipeliningLayer, "value_and_gradients", recorded)
+    inputs = keras.Input([6])
+    hidden = keras.layers.Dense(4, activation="tanh")(inputs)
+    plain = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    labels = (X[:, :1] > 0).astype("float32")
+    weights = np.linspace(0.5, 2, len(X)) if weighted else None
+    results = []
+    for model in (PipelinedModel(plain, 2, 4), plain):
+        kind = {"weighted_metrics" if weighted else "metrics": metrics()}
+        model.compile(keras.optimizers.SGD(0.0), "mse", **kind)
+        model.reset_metrics()
+        for rows in (slice(0, 7), slice(7, 12)):
+            row_weights = None if weights is None else weights[rows]
+            result = model.train_on_batch(X[rows], labels[rows], row_weights, return_dict=True)
+        results.append(result)
+    assert asked == [not by_micro_batch] * 2
+    for name, expected in results[1].items():
+        np.testing.assert_allclose(results[0][name], expected, rtol=1e-5, err_msg=name)

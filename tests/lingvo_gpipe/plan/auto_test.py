@@ -371,7 +371,7 @@ def run_mode(task: Any, mode: str, lines: list[str], logdir: Path, **options: An
 def test_plan_and_training_choose_by_the_same_hosts(tmp_path: Path) -> None:
     task = deep(num_partitions=3)
     task.train.max_steps = 0
-    task.input.batch_size = 4
+    task.input.batch_size = 32
 
     def lines_of(mode: str, shape: str) -> list[str]:
         lines: list[str] = []

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, schedule
+from lingvo_gpipe import errors, nests, schedule
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import cuts, partition, replicas, value_ranges, wired_layers, wiring
@@ -55,6 +55,30 @@ class Analysis(wired_layers.WiredLayers):
     def owner_cell(self, path: str) -> int:
         """The cell that owns the variable at `path`."""
         return self._cell_of[self.owner[path]]
+
+    def source(self, version: int) -> int:
+        """The cell that writes a version of the stream; `wiring.FIELD` for a field."""
+        producer = self.wiring.versions[version].producer
+        return producer if producer == wiring.FIELD else self._cell_of[producer]
+
+    def is_shared(self, version: int) -> bool:
+        """Whether a version of the stream is a field that is the same in all micro-batches."""
+        field = self.wiring.versions[version]
+        return field.producer == wiring.FIELD and field.name in self.params.unbatched
+
+    def value_bytes(self, version: int, micro_batch: int) -> int:
+        """Return the bytes of a version of the stream in a micro-batch, by its examples."""
+        return self._bytes_of(self.specs[version], version, micro_batch)
+
+    def gradient_bytes(self, version: int, micro_batch: int) -> int:
+        """Return the bytes of its gradient, which only floating tensors have."""
+        return self._bytes_of(nests.floating(self.specs[version]), version, micro_batch)
+
+    def _bytes_of(self, specs: SpecNest, version: int, micro_batch: int) -> int:
+        size_bytes = base.spec_bytes(specs)  # in the largest micro-batch
+        if version in self._unbatched:
+            return size_bytes
+        return size_bytes * self.sizes[micro_batch] // max(self.sizes)
 
     def replica_of(self, path: str) -> int:
         """The replica that owns the variable at `path`."""
@@ -210,6 +234,10 @@ class Analysis(wired_layers.WiredLayers):
     @functools.cached_property
     def _replica_of(self) -> dict[str, int]:
         return self.owners(self.params.num_replicas)
+
+    @functools.cached_property
+    def _unbatched(self) -> frozenset[int]:
+        return self.wiring.made_of(self.params.unbatched)
 
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:

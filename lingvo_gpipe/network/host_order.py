@@ -20,7 +20,7 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.network.analysis import Analysis, analyze
 from lingvo_gpipe.network.params import PipelineParams
-from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, Stream, exchange, links
+from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, exchange, links
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def of_network(
     params_of_one.set(cuts=cuts)
     analysis = analyze(params_of_one, fields)
     exchanged = exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
-    between_cells = links(analysis, Stream(analysis))
+    between_cells = links(analysis)
     return choose(hosts, num_devices, sent_by_all(analysis, between_cells, exchanged))
 
 

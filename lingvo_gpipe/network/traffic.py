@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from lingvo_gpipe import nests, network
-from lingvo_gpipe.layers import base
-from lingvo_gpipe.network import micro_batches, replicas, wiring
+from lingvo_gpipe import network
+from lingvo_gpipe.network import replicas, wiring
 
-INPUT = -1  # the source of links that carry the mini-batch's own fields
+INPUT = wiring.FIELD  # the source of links that carry the mini-batch's own fields
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,124 +41,63 @@ class Link:
     tied: tuple[str, ...] = ()
 
 
-class Stream:
-    """The values that layers read and write: their bytes, and the cells that they come from."""
-
-    def __init__(self, analysis: network.Analysis) -> None:
-        self._analysis = analysis
-        self._specs = {max(analysis.sizes): analysis.specs}  # of each size of micro-batch
-        for size in set(analysis.sizes) - set(self._specs):
-            fields = micro_batches.resized(analysis.params, analysis.fields, size)
-            self._specs[size] = network.analyze(network.uncut(analysis.params), fields).specs
-        self._bytes: dict[tuple[int, int, bool], int] = {}
-
-    def value_bytes(self, version: int, micro_batch: int) -> int:
-        """Return the bytes of a version of the stream in one micro-batch."""
-        return self._size_bytes(version, micro_batch, floating=False)
-
-    def gradient_bytes(self, version: int, micro_batch: int) -> int:
-        """Return the bytes of its gradient, which only floating tensors have."""
-        return self._size_bytes(version, micro_batch, floating=True)
-
-    def source(self, version: int) -> int:
-        """Return the cell that writes a version, or `INPUT`."""
-        producer = self._analysis.wiring.versions[version].producer
-        return INPUT if producer == wiring.FIELD else self._analysis.cell_of(producer)
-
-    def is_shared(self, version: int) -> bool:
-        """Return whether a version is a field that is the same in all micro-batches."""
-        field = self._analysis.wiring.versions[version]
-        return field.producer == wiring.FIELD and field.name in self._analysis.params.unbatched
-
-    def _size_bytes(self, version: int, micro_batch: int, *, floating: bool) -> int:
-        key = version, self._analysis.sizes[micro_batch], floating
-        if key not in self._bytes:
-            spec = self._specs[key[1]][version]
-            self._bytes[key] = base.spec_bytes(nests.floating(spec) if floating else spec)
-        return self._bytes[key]
-
-
-def links(analysis: network.Analysis, stream: Stream) -> tuple[Link, ...]:
+def links(analysis: network.Analysis) -> tuple[Link, ...]:
     """Return every link and its bytes per step.
 
     A value goes directly to each cell that reads it, past the cells between. What several cells of
     one device read is sent to the first of them, and cells of one device send each other nothing.
     Scalars (losses, seeds, sums of metrics) do not count.
     """
-    sums = _Sums(analysis)
+    sent: dict[tuple[int, int], list[_SentValue]] = defaultdict(list)
+    # (device, version or path) → the cell of the device that it is sent to.
+    receivers: dict[tuple[int, int | str], int] = {}
+
+    def add(key: int | str, source: int, target: int, value: _SentValue) -> None:
+        """Add a version of the stream, or the tied weight at a path, that a cell reads."""
+        device = analysis.table.device_of(target)
+        if source != INPUT and analysis.table.device_of(source) == device:
+            return
+        if receivers.setdefault((device, key), target) != target:
+            value = value._replace(value_bytes=0, is_tied=False)
+            if not value.gradient_bytes:
+                return
+        # Each cell's gradient comes back by itself, and is added where the value was made.
+        sent[source, target].append(value)
+
     for cell in analysis.cells:
-        returned = cell.returned_gradients
         for v in cell.imports:
             # A field without a batch dimension is sent once for all micro-batches.
-            counted = range(1 if stream.is_shared(v) else len(analysis.sizes))
+            counted = range(1 if analysis.is_shared(v) else len(analysis.sizes))
+            value_bytes = sum(analysis.value_bytes(v, m) for m in counted)
             gradient_bytes = 0
-            if v in returned:
-                gradient_bytes = sum(stream.gradient_bytes(v, m) for m in counted)
-            value_bytes = sum(stream.value_bytes(v, m) for m in counted)
+            if v in cell.returned_gradients:
+                gradient_bytes = sum(analysis.gradient_bytes(v, m) for m in counted)
             name = analysis.wiring.versions[v].name
-            sums.add(v, name, (stream.source(v), cell.index), value_bytes, gradient_bytes)
-        for path in [*cell.weights, *cell.untrained]:
+            add(v, analysis.source(v), cell.index, _SentValue(name, value_bytes, gradient_bytes))
+        for path in (*cell.weights, *cell.untrained):
             owner, spec = analysis.owner_cell(path), analysis.variables[path]
-            if owner != cell.index:
-                gradient_bytes = spec.size_bytes if path in cell.weights else 0
-                sums.add(path, path, (owner, cell.index), spec.read_bytes, gradient_bytes)
-    return sums.links()
-
-
-class _Sums:
-    """The bytes of each link so far."""
-
-    def __init__(self, analysis: network.Analysis) -> None:
-        self._table = analysis.table
-        self._forward: dict[tuple[int, int], int] = defaultdict(int)
-        self._backward: dict[tuple[int, int], int] = defaultdict(int)
-        self._names: dict[tuple[int, int], list[str]] = defaultdict(list)
-        self._tied: dict[tuple[int, int], list[str]] = defaultdict(list)
-        # (device, version or path) → the cell of the device that it is sent to.
-        self._receivers: dict[tuple[int, int | str], int] = {}
-
-    def add(
-        self,
-        sent: int | str,
-        name: str,
-        ends: tuple[int, int],
-        value_bytes: int,
-        gradient_bytes: int,
-    ) -> None:
-        """Add a value that cell `ends[1]` reads from `ends[0]`.
-
-        Args:
-            sent: version of the stream, or path of a tied weight.
-            name: name of the value.
-            ends: source and target.
-            value_bytes: bytes of the value.
-            gradient_bytes: bytes of the gradient that comes back.
-        """
-        source, target = ends
-        device = self._table.device_of(target)
-        if source != INPUT and self._table.device_of(source) == device:
-            return
-        is_first = self._receivers.setdefault((device, sent), target) == target
-        # Each cell's gradient comes back by itself, and is added where the value was made.
-        if is_first or gradient_bytes:
-            self._names[ends].append(name)
-            self._forward[ends] += value_bytes if is_first else 0
-            self._backward[ends] += gradient_bytes
-        if is_first and isinstance(sent, str):
-            self._tied[ends].append(sent)
-
-    def links(self) -> tuple[Link, ...]:
-        """Return the links, by source and target."""
-        return tuple(
-            Link(
-                *ends,
-                self._forward[ends],
-                self._backward[ends],
-                tuple(self._names[ends]),
-                tuple(self._tied[ends]),
-            )
-            for ends in sorted(self._names)
+            gradient_bytes = spec.size_bytes if path in cell.weights else 0
+            tied = _SentValue(path, spec.read_bytes, gradient_bytes, is_tied=True)
+            add(path, owner, cell.index, tied)
+    return tuple(
+        Link(
+            *ends,
+            forward_bytes=sum(value.value_bytes for value in values),
+            backward_bytes=sum(value.gradient_bytes for value in values),
+            names=tuple(value.name for value in values),
+            tied=tuple(value.name for value in values if value.is_tied),
         )
+        for ends, values in sorted(sent.items())
+    )
+
+
+class _SentValue(NamedTuple):
+    """What a link carries of one value of the stream or one tied weight."""
+
+    name: str
+    value_bytes: int
+    gradient_bytes: int
+    is_tied: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lingvo_gpipe.graphs import traced_memory
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.network.memory_formulas import CellBytes
-from lingvo_gpipe.network.traffic import INPUT, Stream
+from lingvo_gpipe.network.traffic import INPUT
 from lingvo_gpipe.plan import measuring
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.table import Slot
@@ -104,7 +104,6 @@ class Peaks:
 
 def peak_activations(
     analysis: network.Analysis,
-    stream: Stream,
     timeline: simulate.Timeline,
     needs: Sequence[CellBytes],
 ) -> Peaks:
@@ -112,11 +111,10 @@ def peak_activations(
 
     Args:
         analysis: analysis of the network.
-        stream: stream of the same network.
         timeline: timeline of its table; no slot has length zero.
         needs: per cell.
     """
-    tensors = list(_Tensors(analysis, stream, timeline, needs).all())
+    tensors = list(_Tensors(analysis, timeline, needs).all())
     by_device: list[list[_Tensor]] = [[] for _ in range(analysis.table.num_devices)]
     for tensor in tensors:
         by_device[tensor.device].append(tensor)
@@ -150,13 +148,12 @@ class _Tensors:
     def __init__(
         self,
         analysis: network.Analysis,
-        stream: Stream,
         timeline: simulate.Timeline,
         needs: Sequence[CellBytes],
     ) -> None:
         self._cells = analysis.cells
         self._micro_batches = range(analysis.table.num_micro_batches)
-        self._stream = stream
+        self._analysis = analysis
         self._spans = {span.slot: span for span in timeline.spans}
         self._needs = needs
 
@@ -175,25 +172,25 @@ class _Tensors:
             for cell in self._cells:
                 end_s = self._last_use_s(cell, m)
                 for v in cell.imports:
-                    source = self._stream.source(v)
+                    source = self._analysis.source(v)
                     # Fields are split and sent before the first slot; shared ones are not split.
                     start_s = -1.0 if source == INPUT else self._spans[Slot(source, "F", m)].end_s
-                    key = cell.device_number, v, 0 if self._stream.is_shared(v) else m
+                    key = cell.device_number, v, 0 if self._analysis.is_shared(v) else m
                     before = times.get(key, (start_s, end_s))
                     times[key] = min(before[0], start_s), max(before[1], end_s)
         for (device, v, m), (start_s, end_s) in times.items():
-            yield _Tensor(device, start_s, end_s, self._stream.value_bytes(v, m))
+            yield _Tensor(device, start_s, end_s, self._analysis.value_bytes(v, m))
 
     def _returned_gradients(self) -> Iterator[_Tensor]:
         """Yield the gradients that wait at the cell whose export they belong to."""
         for cell in self._cells:
             for v in cell.returned_gradients:
-                to = self._cells[self._stream.source(v)]
+                to = self._cells[self._analysis.source(v)]
                 for m in self._micro_batches:
                     start_s = self._gradient_s(cell, m)
                     if start_s is not None:
                         end_s = self._last_use_s(to, m)
-                        size = self._stream.gradient_bytes(v, m)
+                        size = self._analysis.gradient_bytes(v, m)
                         yield _Tensor(to.device_number, start_s, end_s, size)
 
     def _residuals(self) -> Iterator[_Tensor]:

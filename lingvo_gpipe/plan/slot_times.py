@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gpipe import network
-from lingvo_gpipe.network.traffic import INPUT, Stream
+from lingvo_gpipe.network.traffic import INPUT
 from lingvo_gpipe.schedule import simulate
 from lingvo_gpipe.schedule.recompute import Work
 from lingvo_gpipe.schedule.slot import Phase
@@ -120,7 +120,6 @@ def of_cell(
 
 def timeline(
     analysis: network.Analysis,
-    stream: Stream,
     cells: Sequence[SlotTimes],
     link_s: Mapping[tuple[int, int], float] | None = None,
 ) -> simulate.Timeline:
@@ -128,7 +127,6 @@ def timeline(
 
     Args:
         analysis: analysis of the network.
-        stream: stream of the same network.
         cells: times of each cell's slots.
         link_s: (from, to) → time of one micro-batch's tensors; links that are not in it are free.
     """
@@ -136,9 +134,9 @@ def timeline(
     least = _LEAST_SHARE * (longest or 1.0)
     phases = cells[0].seconds
     fused_s = cells[-1].fused_s
-    forward = {(stream.source(v), cell.index) for cell in analysis.cells for v in cell.imports}
+    forward = {(analysis.source(v), cell.index) for cell in analysis.cells for v in cell.imports}
     backward = {
-        (stream.source(v), cell.index) for cell in analysis.cells for v in cell.returned_gradients
+        (analysis.source(v), cell.index) for cell in analysis.cells for v in cell.returned_gradients
     }
     return simulate.simulate(
         analysis.table,

@@ -232,15 +232,14 @@ def make(
         layer_times = slot_times.by_flops(analysis, (cluster and cluster.flops) or 1.0)
     if cache is None:
         cache = PlanCache(slot_bytes(analysis.variables, optimizer_params, averages=averages))
-    stream = traffic.Stream(analysis)
-    all_links = traffic.links(analysis, stream)
+    all_links = traffic.links(analysis)
     exchange = traffic.exchange(analysis, analysis.owners(num_replicas), num_replicas)
     order = None if cluster is None else _order(cluster, analysis, all_links, exchange)
     link_s, sending = None, None
     if cluster is not None and order is not None and in_seconds:
         link_s = hosts.link_s(cluster, order, analysis, all_links)
         sending = hosts.exchange_times(cluster, order, exchange)
-    simulated = functools.partial(slot_times.timeline, analysis, stream, link_s=link_s)
+    simulated = functools.partial(slot_times.timeline, analysis, link_s=link_s)
     times = [
         slot_times.of_cell(
             analysis,
@@ -259,7 +258,7 @@ def make(
             timeline = simulated(times)
     else:
         needs = [memory_formulas.cell_bytes(analysis, cell) for cell in analysis.cells]
-    peaks = activations.peak_activations(analysis, stream, timeline, needs)
+    peaks = activations.peak_activations(analysis, timeline, needs)
     estimated = {cell.device_number for cell in analysis.cells if needs[cell.index].is_estimate}
     total_cost = sum(cell.cost for cell in analysis.cells)
 

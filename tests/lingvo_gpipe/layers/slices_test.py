@@ -237,7 +237,7 @@ def test_no_tensor_of_the_vocabulary_s_size_crosses_a_cut() -> None:
     count = ROWS[0] * ROWS[1]
     sent = {
         (link.source, link.target): (link.forward_bytes, link.backward_bytes)
-        for link in traffic.links(analysis, traffic.Stream(analysis))
+        for link in traffic.links(analysis)
         if "softmax_sums" in link.names and link.source > 4
     }
     assert sent == {(n, n + 1): (count * 16, count * 12) for n in (5, 6, 7, 8)}

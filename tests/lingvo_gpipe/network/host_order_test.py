@@ -153,7 +153,7 @@ def test_a_run_counts_what_its_own_cuts_send() -> None:
 
 def test_all_that_devices_send_is_counted_for_every_replica() -> None:
     one = network.analyze(small(1, 40), {n: tf.TensorSpec([8, 4]) for n in FIELDS})
-    between_cells = traffic.links(one, traffic.Stream(one))
+    between_cells = traffic.links(one)
     exchanged = traffic.exchange(one, one.owners(3), 3)
     sent = list(host_order.sent_by_all(one, between_cells, exchanged))
     assert sent[6:] == [*exchanged.weights, *exchanged.gradients]
@@ -169,7 +169,7 @@ def test_a_tied_weight_comes_from_its_owner_in_every_replica() -> None:
     params = small(1, 40)
     params.layers[2].set(tie={"kernel": "up0/kernel"})
     analysis = network.analyze(params, {n: tf.TensorSpec([8, 4]) for n in FIELDS})
-    between_cells = traffic.links(analysis, traffic.Stream(analysis))
+    between_cells = traffic.links(analysis)
     owners = dict.fromkeys(analysis.variables, 2)
     exchanged = traffic.exchange(analysis, owners, 3)
     sent = list(host_order.sent_by_all(analysis, between_cells, exchanged))

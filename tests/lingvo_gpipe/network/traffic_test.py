@@ -35,7 +35,7 @@ def skip_to_three(**fields: Any) -> network.Analysis:
 
 def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
     analysis = skip_to_three()
-    found = traffic.links(analysis, traffic.Stream(analysis))
+    found = traffic.links(analysis)
     one = N * D * 4
     assert found == (
         traffic.Link(traffic.INPUT, 0, one, 0, ("x",)),
@@ -49,7 +49,7 @@ def test_cells_of_one_device_send_each_other_nothing_and_receive_once() -> None:
 
 def test_a_value_that_is_there_and_needs_no_gradient_is_no_link() -> None:
     analysis = skip_to_three(frozen=("first/*",))
-    found = traffic.links(analysis, traffic.Stream(analysis))
+    found = traffic.links(analysis)
     of_first = [link for link in found if link.source == 0]
     assert of_first == [traffic.Link(0, 1, N * D * 4, 0, ("skip",))]
 

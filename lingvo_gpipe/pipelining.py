@@ -87,9 +87,7 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             num_devices, self.params.placement, self.params.devices, num_replicas=num_replicas
         )
         if self.params.devices is None:
-            order = host_order.of_network(
-                self.params, specs, analysis.cuts, placement.workers(devices)
-            )
+            order = host_order.of_network(analysis, placement.workers(devices))
             devices = tuple(devices[place] for place in order.places)
         on_tpu = any(":TPU:" in name for name in devices)
         self._executor = Executor(

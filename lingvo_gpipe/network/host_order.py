@@ -14,12 +14,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from lingvo_gpipe.nests import SpecNest
-from lingvo_gpipe.network import replicas
-from lingvo_gpipe.network.analysis import Analysis, analyze
-from lingvo_gpipe.network.params import PipelineParams
+from lingvo_gpipe.network.analysis import Analysis
 from lingvo_gpipe.network.traffic import INPUT, Exchange, Link, Sent, exchange, links
 
 
@@ -122,29 +119,18 @@ def choose(hosts: Sequence[int], num_devices: int, sent: Iterable[Sent]) -> Host
     return dataclasses.replace(chosen, busiest=busiest)
 
 
-def of_network(
-    params: PipelineParams,
-    fields: Mapping[str, SpecNest],
-    cuts: tuple[int, ...],
-    hosts: Sequence[int],
-) -> HostOrder:
+def of_network(analysis: Analysis, hosts: Sequence[int]) -> HostOrder:
     """Choose the order of a network's devices.
 
     Args:
-        params: params of the network, with all replicas.
-        fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
-        cuts: number of layers of each cell.
+        analysis: of the network, with all replicas.
         hosts: for each place, its host.
     """
-    num_devices = len(hosts) // params.num_replicas
+    num_replicas, num_devices = analysis.params.num_replicas, analysis.table.num_devices
     if not _has_choice(hosts, num_devices):
         return replica_by_replica(hosts)
-    params_of_one, fields = replicas.first_share(params, fields)
-    params_of_one.set(cuts=cuts)
-    analysis = analyze(params_of_one, fields)
-    exchanged = exchange(analysis, analysis.owners(params.num_replicas), params.num_replicas)
-    between_cells = links(analysis)
-    return choose(hosts, num_devices, sent_by_all(analysis, between_cells, exchanged))
+    exchanged = exchange(analysis, analysis.owners(num_replicas), num_replicas)
+    return choose(hosts, num_devices, sent_by_all(analysis, links(analysis), exchanged))
 
 
 def sent_by_all(
@@ -153,7 +139,7 @@ def sent_by_all(
     """Yield what devices send each other in a step, the fields of the mini-batch not counted.
 
     Args:
-        analysis: of the network of one replica.
+        analysis: of the network, or of one of its replicas.
         between_cells: what goes from cell to cell in one replica.
         exchanged: what replicas send each other.
     """

@@ -42,7 +42,7 @@ class Link:
 
 
 def links(analysis: network.Analysis) -> tuple[Link, ...]:
-    """Return every link and its bytes per step.
+    """Return every link of a replica and its bytes per step.
 
     A value goes directly to each cell that reads it, past the cells between. What several cells of
     one device read is sent to the first of them, and cells of one device send each other nothing.
@@ -64,10 +64,11 @@ def links(analysis: network.Analysis) -> tuple[Link, ...]:
         # Each cell's gradient comes back by itself, and is added where the value was made.
         sent[source, target].append(value)
 
+    micro_batches = _micro_batches(analysis)
     for cell in analysis.cells:
         for v in cell.imports:
             # A field without a batch dimension is sent once for all micro-batches.
-            counted = range(1 if analysis.is_shared(v) else len(analysis.sizes))
+            counted = range(1) if analysis.is_shared(v) else micro_batches
             value_bytes = sum(analysis.value_bytes(v, m) for m in counted)
             gradient_bytes = 0
             if v in cell.returned_gradients:
@@ -89,6 +90,11 @@ def links(analysis: network.Analysis) -> tuple[Link, ...]:
         )
         for ends, values in sorted(sent.items())
     )
+
+
+def _micro_batches(analysis: network.Analysis) -> range:
+    """Return the micro-batches of a step of the replica that has most."""
+    return replicas.shares(len(analysis.sizes), analysis.params.num_replicas)[0]
 
 
 class _SentValue(NamedTuple):
@@ -143,10 +149,11 @@ def exchange(analysis: network.Analysis, owners: Mapping[str, int], num_replicas
     """Return what replicas send each other.
 
     Args:
-        analysis: of the network of one replica.
+        analysis: of the network, or of one of its replicas.
         owners: path → number of the replica that owns the variable.
         num_replicas: R.
     """
+    num_micro_batches = len(_micro_batches(analysis))
     num_devices = analysis.table.num_devices
     readers: dict[str, set[int]] = {}  # path → devices of a replica
     for cell in analysis.cells:
@@ -157,7 +164,7 @@ def exchange(analysis: network.Analysis, owners: Mapping[str, int], num_replicas
     for path, spec in analysis.variables.items():
         home = analysis.cells[analysis.owner_cell(path)].device_number
         owner = owners[path] * num_devices + home
-        gradient_bytes = replicas.sent_bytes(spec, len(analysis.sizes)) if spec.is_trained else 0
+        gradient_bytes = replicas.sent_bytes(spec, num_micro_batches) if spec.is_trained else 0
         for other in set(range(num_replicas)) - {owners[path]}:
             first = other * num_devices
             for reader in readers.get(path, ()):

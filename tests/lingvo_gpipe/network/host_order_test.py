@@ -132,19 +132,18 @@ def test_a_run_places_as_its_plan_shows(num_replicas: int, units: int, by_cell: 
         cluster = hosts.parse(shape)
         planned = step_plan.make(params, FIELDS, cluster=cluster)
         where = cluster.place(2 * num_replicas)
-        cuts = network.analyze(params, FIELDS).cuts
-        assert host_order.of_network(params, FIELDS, cuts, where) == planned.order
+        assert host_order.of_network(network.analyze(params, FIELDS), where) == planned.order
         assert planned.order is not None
         expected = by_cell and shape != f"{2 * num_replicas}"
         assert (planned.order.places[1] != 1) == expected
 
 
 def test_a_run_counts_what_its_own_cuts_send() -> None:
-    """Its cuts may be automatic, or, with replicas, within the memory of a device."""
-    params, where = small(2, 40).set(cuts=None), (0, 0, 1, 1)
     for cuts in ((1, 4), (3, 2)):
-        planned = step_plan.make(small(2, 40).set(cuts=cuts), FIELDS, cluster=hosts.parse("2"))
-        assert host_order.of_network(params, FIELDS, cuts, where) == planned.order
+        params = small(2, 40).set(cuts=cuts)
+        planned = step_plan.make(params, FIELDS, cluster=hosts.parse("2"))
+        built = network.analyze(params, FIELDS)
+        assert host_order.of_network(built, (0, 0, 1, 1)) == planned.order
     uneven = step_plan.make(small(2, 40), FIELDS, cluster=hosts.parse("2")).order
     assert uneven is not None
     assert planned.order is not None

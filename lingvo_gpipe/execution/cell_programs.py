@@ -26,7 +26,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.execution import tracing
 from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradient, Trace, with_totals
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 from lingvo_gpipe.network.analysis import not_a_tensor
@@ -270,13 +270,21 @@ class CellPrograms:
             frozen=self._analysis.frozen_layers,
             collected=collected,
         )
-        reads = [values[v] for v in self._analysis.wiring.reads[number]]
-        with tf.name_scope(info.name), self._analysis.errors_located(number, cell):
+        wiring, specs = self._analysis.wiring, self._analysis.specs
+        reads = [values[v] for v in wiring.reads[number]]
+        where = f"in {base.describe(info.params)}, cell {cell.index}"
+        with tf.name_scope(info.name), errors.located(where):
             outputs = layer.run(theta, reads[0] if len(reads) == 1 else tuple(reads), ctx)
         _check_collected(info, collected, cell.mode.training)
-        writes = self._analysis.wiring.writes[number]
+        writes = wiring.writes[number]
         outputs = outputs if len(writes) > 1 else (outputs,)
-        self._analysis.check_returned(number, values, outputs)
+        read_specs = [specs[v] for v in wiring.reads[number]]
+        checks.returned(
+            info.params,
+            list(zip(read_specs, reads, strict=True)),
+            [specs[v] for v in writes],
+            outputs,
+        )
         return dict(zip(writes, outputs, strict=True)), collected
 
     def _exported(self, cell: network.Cell, inputs: CellInputs) -> _Forward:

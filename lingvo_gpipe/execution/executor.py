@@ -28,7 +28,7 @@ from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import micro_batches, replicas
+from lingvo_gpipe.network import micro_batches, replicas, value_ranges
 from lingvo_gpipe.network.wiring import FIELD
 
 
@@ -380,7 +380,7 @@ class Executor:
         elif not all(":CPU:" in name for names in self.devices for name in names):
             devices = self.input_devices or ("CPU:0",) * len(parts)
             return tuple(
-                self.analysis.asserted_values(fields, device)
+                value_ranges.asserted(self.analysis.field_ranges, fields, device)
                 for fields, device in zip(parts, devices[: len(parts)], strict=True)
             )
         return parts
@@ -391,8 +391,8 @@ class Executor:
 
     def device_of_version(self, version: int, replica: int = 0) -> str | None:
         """Return the device of the cell that makes a version; None: it is a field."""
-        producer = self.analysis.wiring.versions[version].producer
-        return None if producer == FIELD else self.devices[replica][self.analysis.cell_of(producer)]
+        cell = self.analysis.source(version)
+        return None if cell == FIELD else self.devices[replica][cell]
 
     @contextlib.contextmanager
     def on_input_device(self, part: int = 0) -> Iterator[None]:

@@ -6,15 +6,14 @@ It needs no device and no variable, so a model of any size is analysed in second
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, nests, schedule
-from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import Nest, SpecNest
 from lingvo_gpipe.network import cuts, partition, replicas, value_ranges, wired_layers, wiring
 from lingvo_gpipe.network.cell import Cell, Mode, Pass
@@ -189,37 +188,11 @@ class Analysis(wired_layers.WiredLayers):
         Raises:
             InputError: naming field, row, value and layer.
         """
-        value_ranges.check(self._field_ranges, *parts)
-
-    def errors_located(self, number: int, cell: Cell) -> contextlib.AbstractContextManager[None]:
-        """Add to exceptions of the `with` block which layer they came from, in which cell."""
-        return errors.located(f"in {base.describe(self.layers[number].params)}, cell {cell.index}")
-
-    def check_returned(
-        self, number: int, values: Mapping[int, Nest], outputs: Sequence[Nest]
-    ) -> None:
-        """Check what a layer has returned by its Meta; see `checks.returned`.
-
-        Args:
-            number: index of the layer.
-            values: version → nest; those that the layer reads.
-            outputs: value of each name that it writes.
-        """
-        reads = [(self.specs[v], values[v]) for v in self.wiring.reads[number]]
-        writes = [self.specs[v] for v in self.wiring.writes[number]]
-        checks.returned(self.layers[number].params, reads, writes, outputs)
-
-    def asserted_values(self, fields: Mapping[str, Nest], device: str = "CPU:0") -> dict[str, Nest]:
-        """Return tensors of a graph whose use fails if a label or id is out of range.
-
-        Args:
-            fields: name → nest of tensors of a graph.
-            device: a CPU, which looks at them.
-        """
-        return value_ranges.asserted(self._field_ranges, fields, device)
+        value_ranges.check(self.field_ranges, *parts)
 
     @functools.cached_property
-    def _field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
+    def field_ranges(self) -> tuple[value_ranges.FieldRange, ...]:
+        """The integers that fields of the mini-batch may hold."""
         return value_ranges.of_fields(self.layers, self.wiring)
 
     @functools.cached_property

@@ -128,13 +128,19 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     trained = [
         any(resolved.specs[path].is_trained for path in paths.values()) for paths in resolved.paths
     ]
-    gradients = wiring.layers_with_gradient(wired, trained)
+    reached = wiring.differentiable(wired, trained)
     return WiredLayers(
         params=params,
         fields=dict(fields),
         sizes=sizes,
         layers=tuple(
-            LayerInfo(n, layer, metas[n], resolved.paths[n], gradients[n])
+            LayerInfo(
+                n,
+                layer,
+                metas[n],
+                resolved.paths[n],
+                has_gradient=trained[n] or not reached.isdisjoint(wired.reads[n]),
+            )
             for n, layer in enumerate(layers)
         ),
         variables=resolved.specs,

@@ -244,24 +244,6 @@ def differentiable(
     return frozenset(reached)
 
 
-def layers_with_gradient(wiring: Wiring, is_trained: Sequence[bool]) -> tuple[bool, ...]:
-    """Return for each layer whether in training a gradient flows into its weights or through it.
-
-    Args:
-        wiring: wiring of the network.
-        is_trained: for each layer, whether it has a trained weight.
-
-    >>> wiring = wire([Node("stem"), Node("body"), Node("head")], ["x"])
-    >>> layers_with_gradient(wiring, [False, True, False])
-    (False, True, True)
-    """
-    reached = differentiable(wiring, is_trained)
-    return tuple(
-        trained or any(v in reached for v in reads)
-        for trained, reads in zip(is_trained, wiring.reads, strict=True)
-    )
-
-
 def names(nest: NameNest) -> tuple[str, ...]:
     """Return the names in a nest of names in order, each once.
 

@@ -52,13 +52,7 @@ def choose(layers: WiredLayers, settings: CellSettings) -> tuple[int, ...]:
         within = capacity.of_network(layers, holdings, units.parse_size(limit))
     reach = None if within is None else within.reach
     try:
-        even = partition.partition(
-            settings.costs[0],
-            table.num_cells,
-            cell_costs=dict(enumerate(settings.costs)),
-            reach=reach,
-            speeds=settings.speeds,
-        )
+        even = partition.partition(settings.costs, reach=reach, speeds=settings.speeds)
     except partition.NoCutFitsError as error:
         if limit is None or within is None:
             raise

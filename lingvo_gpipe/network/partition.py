@@ -11,8 +11,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from lingvo_gpipe.errors import PartitionError
@@ -23,53 +22,53 @@ class NoCutFitsError(PartitionError):
 
 
 def partition(
-    costs: Sequence[float],
-    num_partitions: int,
+    costs: Sequence[Sequence[float]],
     *,
-    cell_costs: Mapping[int, Sequence[float]] | None = None,
     reach: Callable[[int, int], int] | None = None,
-    speeds: Sequence[float] | None = None,
+    speeds: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """Cut L layers into K cells of consecutive layers, none empty.
 
     The heaviest cell is as light as possible. Among the cuts that reach this, the sum of squared
     cell costs is minimal. This is the least variance, the paper's criterion, if all cuts have the
-    same total cost; with `cell_costs` or `speeds` they may not, and then the sum of squares also
-    favours light cells. Among equal cuts, the first cells are the shortest.
+    same total cost; where a layer costs more in one cell than in another, or devices differ in
+    speed, the sum of squares also favours light cells. Among equal cuts, the first cells are the
+    shortest.
 
     Args:
-        costs: [L] any unit, what each layer costs.
-        num_partitions: K, from 1 to L.
-        cell_costs: cell → [L] cost of each layer in that cell, for cells in which it differs: one
-            that recomputes nothing, or the last one, whose forward and backward may be fused.
+        costs: [K][L] any unit, finite and not negative: what each layer costs in each cell. A cell
+            that recomputes nothing costs less.
         reach: (cell, start) → the largest end such that the cell can hold layers [start, end);
             `start` if it can hold none. Fewer layers always fit.
-        speeds: [K] speed of each device; a cell's cost is divided by it. None: all equal.
+        speeds: [K] speed of each device, above 0; a cell's cost is divided by it. Empty: all equal.
 
     Returns:
         [K] the number of layers in each cell.
 
     Raises:
-        PartitionError: K is not in 1 to L, a length does not fit, or a number is negative or not
-            finite.
+        PartitionError: K is not in 1 to L.
         NoCutFitsError: there is no cut within `reach`.
 
     Source: Huang et al. 2019, section 2.2 (variance of the cells' estimated costs). Takes
     O(K L log L) operations on whole numbers.
 
-    >>> partition([1, 1, 1, 1, 4], 3)
+    >>> partition([[1, 1, 1, 1, 4]] * 3)
     (2, 2, 1)
-    >>> partition([4, 4, 4, 4, 4, 4], 2, cell_costs={1: [3, 3, 3, 3, 3, 3]})
+    >>> partition([[4, 4, 4, 4, 4, 4], [3, 3, 3, 3, 3, 3]])
     (2, 4)
     """
-    num_layers = len(costs)
+    num_partitions, num_layers = len(costs), len(costs[0])
     check_number(num_partitions, num_layers)
-    rows = _rows(costs, num_partitions, cell_costs or {})
+    # Many cells have the same row.
+    exact = {row: [Fraction(cost) for cost in row] for row in map(tuple, costs)}
+    whole = dict(zip(exact, _whole(*exact.values()), strict=True))
+    (slowness,) = _whole([1 / Fraction(speed) for speed in speeds or [1] * num_partitions])
     cells = [
-        _Cell(_running([cost * factor for cost in row]), _reaches(index, num_layers, reach))
-        for index, (row, factor) in enumerate(
-            zip(rows, _slowness(speeds, num_partitions), strict=True)
+        _Cell(
+            _running([cost * factor for cost in whole[tuple(row)]]),
+            _reaches(index, num_layers, reach),
         )
+        for index, (row, factor) in enumerate(zip(costs, slowness, strict=True))
     ]
     heaviest = _lightest_heaviest(cells)
     if heaviest is None:
@@ -94,7 +93,10 @@ def check_number(num_partitions: int, num_layers: int) -> None:
         PartitionError: `num_partitions` is not in 1 to `num_layers`.
     """
     if not 1 <= num_partitions <= num_layers:
-        raise PartitionError(_wrong_number(num_partitions, num_layers))
+        layers = f"are {num_layers} layers. Use 1 to {num_layers}"
+        if num_layers == 1:
+            layers = "is 1 layer. Use 1"
+        raise PartitionError(f"num_partitions={num_partitions}, but there {layers}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -232,30 +234,6 @@ class _Search:
         return best
 
 
-def _rows(
-    costs: Sequence[float],
-    num_partitions: int,
-    cell_costs: Mapping[int, Sequence[float]],
-) -> list[list[int]]:
-    """Return the cost of each layer in each cell, as integers."""
-    num_layers = len(costs)
-    exact = [_numbers("costs", costs, num_layers)]
-    numbered = {tuple(costs): 0}
-    row_of = [0] * num_partitions
-    for cell, in_cell in cell_costs.items():
-        if not 0 <= cell < num_partitions:
-            raise PartitionError(
-                f"cell_costs has cell {cell}, but there are {num_partitions} cells, counted from 0"
-            )
-        row = tuple(in_cell)
-        if row not in numbered:  # many cells have the same row
-            numbered[row] = len(exact)
-            exact.append(_numbers(f"cell_costs[{cell}]", in_cell, num_layers))
-        row_of[cell] = numbered[row]
-    rows = _whole(*exact)
-    return [rows[number] for number in row_of]
-
-
 def _reaches(cell: int, num_layers: int, reach: Callable[[int, int], int] | None) -> list[int]:
     """Return for each start of a cell the largest end up to which its layers fit."""
     reaches = [num_layers] * num_layers
@@ -271,44 +249,9 @@ def _running(values: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(values, initial=0))
 
 
-def _numbers(what: str, values: Sequence[float], count: int) -> list[Fraction]:
-    """Return `values` without rounding."""
-    if len(values) != count:
-        raise PartitionError(f"{what} has {len(values)} numbers. Give {count}")
-    for index, value in enumerate(values):
-        if not (math.isfinite(value) and value >= 0):
-            raise PartitionError(
-                f"{what}[{index}]={value} is negative or not finite. Use 0 or more"
-            )
-    return [
-        Fraction(value) if isinstance(value, numbers.Rational) else Fraction(float(value))
-        for value in values
-    ]
-
-
 def _whole(*lists: list[Fraction]) -> list[list[int]]:
     """Scale all numbers by one factor to the smallest integers."""
     scale = math.lcm(*(value.denominator for values in lists for value in values))
     whole = [[int(value * scale) for value in values] for values in lists]
     divisor = math.gcd(*(value for values in whole for value in values)) or 1
     return [[value // divisor for value in values] for values in whole]
-
-
-def _slowness(speeds: Sequence[float] | None, num_partitions: int) -> list[int]:
-    """Return integer factors in proportion to the time that each device takes."""
-    exact = [Fraction(1)] * num_partitions
-    if speeds is not None:
-        exact = _numbers("speeds", speeds, num_partitions)
-        for cell, speed in enumerate(exact):
-            if not speed:
-                raise PartitionError(f"speeds[{cell}]=0, but a speed must be more than 0")
-    return _whole([1 / speed for speed in exact])[0]
-
-
-def _wrong_number(num_partitions: int, num_layers: int) -> str:
-    if num_layers == 0:
-        return "there are no layers to cut. Give one or more"
-    layers = "1 layer. Use 1" if num_layers == 1 else f"{num_layers} layers. Use 1 to {num_layers}"
-    return (
-        f"num_partitions={num_partitions}, but there {'is' if num_layers == 1 else 'are'} {layers}"
-    )

@@ -13,7 +13,7 @@ from keras import layers
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import PipelinedModel
-from tests.lingvo_gpipe.fitting.fit_cases import CLASSES, SPARSE, X, arrays, classifier
+from tests.lingvo_gpipe.fitting.fit_cases import CLASSES, SPARSE, Batches, X, arrays, classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras, while it saves
 
@@ -47,13 +47,13 @@ def test_callbacks_are_called_and_change_the_run(tmp_path: Path) -> None:
     ]
     history = fitted(model, 3, callbacks=callbacks)
     np.testing.assert_allclose(rates, [0.01, 0.0025, 0.01 / 6], rtol=1e-5)
-    assert len(ends) == 12
+    assert len(ends) == 3 * len(Batches())
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     assert list((tmp_path / "board" / "train").glob("events*"))
     loaded = keras.models.load_model(tmp_path / "whole.keras")
     assert not isinstance(loaded, PipelinedModel)
     np.testing.assert_allclose(loaded.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5)
-    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == 12
+    assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) == len(ends)
     plain = classifier()
     plain.load_weights(tmp_path / "best.weights.h5")
     assert len(history.history["loss"]) == 3

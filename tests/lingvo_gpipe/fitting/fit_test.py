@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,14 +27,14 @@ def float64() -> Iterator[None]:
 
 
 def trained(case: Case, layout: tuple[int, int] | None) -> tuple[Any, ...]:
-    """Return weights, history, evaluation and predictions after three epochs."""
+    """Return weights, history, evaluation and predictions after two epochs."""
     keras.utils.set_random_seed(1)
     model = case.model()
     if layout is not None:
         model = PipelinedModel(model, *layout)
     model.compile(**case.compile())
     fit = case.fit()
-    history = model.fit(**fit, epochs=3, verbose=0).history
+    history = model.fit(**fit, epochs=2, verbose=0).history
     again = {**fit, "steps": fit.get("steps_per_epoch")}
     kept = ("x", "y", "batch_size", "sample_weight", "steps")
     evaluated = model.evaluate(
@@ -48,9 +49,15 @@ def trained(case: Case, layout: tuple[int, int] | None) -> tuple[Any, ...]:
     return model.get_weights(), history, evaluated, predicted
 
 
+@functools.cache
+def of_keras(name: str) -> tuple[Any, ...]:
+    """Return what the plain model of a case is compared by, for each of its layouts."""
+    return trained(CASES[name], None)
+
+
 def compare(name: str, layout: tuple[int, int]) -> None:
     case = CASES[name]
-    plain, found = trained(case, None), trained(case, layout)
+    plain, found = of_keras(name), trained(case, layout)
     assert len(plain[0]) == len(found[0])
     for number, (one, other) in enumerate(zip(plain[0], found[0], strict=True)):
         scale = max(np.abs(one).max(initial=0), 1e-3)
@@ -68,7 +75,7 @@ def points() -> list[Any]:
     found = []
     for number, (name, case) in enumerate(CASES.items()):
         layouts = [layout for layout in LAYOUTS if layout[1] == 1 or not case.one_micro_batch]
-        chosen = layouts[(2 * number + 3) % len(layouts)]
+        chosen = (1 + number % 3, 1 if case.one_micro_batch or number % 5 == 4 else 4)
         for layout in layouts:
             marks = () if layout == chosen else (pytest.mark.sameness_grid,)
             found.append(

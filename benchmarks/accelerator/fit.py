@@ -27,10 +27,10 @@ def answers(setting: Setting) -> Answers:
     tf.config.experimental.enable_tensor_float_32_execution(enabled=False)
     yield "memory of devices", planning.memory_bytes()
     size = setting.sized(
-        gpt2.Gpt2(4, 16, 2, vocabulary=50, length=8, rows=16),
+        gpt2.Gpt2(2, 16, 2, vocabulary=50, length=8, rows=16),
         gpt2.Gpt2(8, 1024, 16, vocabulary=8192, length=512, rows=32),
     )
-    less = {"device_memory": setting.sized("380KiB", "3GiB"), "adapt_to_memory": True}
+    less = {"device_memory": setting.sized("200KiB", "3GiB"), "adapt_to_memory": True}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "K=2, M=4": {"num_partitions": 2, "num_micro_batches": 4},

@@ -36,7 +36,7 @@ def answers(setting: Setting) -> Answers:
 
 def network(setting: Setting, kind: str) -> tuple[list[layers.Layer.Params], list[int]]:
     """Return the layers of a kind of network, and the shape of its mini-batch."""
-    count = setting.sized(4, 8)
+    count = setting.sized(3, 8)
     if kind == "transformer":
         units, heads, length = setting.sized((8, 2, 4), (1024, 16, 512))
         block = layers.TransformerLayer.Params(units=units, heads=heads, hidden=4 * units)

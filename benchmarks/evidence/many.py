@@ -1,0 +1,216 @@
+"""Are languages with little text translated better by one model of many languages?
+
+`python -m benchmarks.evidence.many --text=FOLDER --folder=RUNS --minutes=N` goes on where it was
+stopped: with a model for each of twelve languages (two sizes, three rates of dropout, three seeds
+of the best), one for all 42 of the set, that one continued on each of the twelve, one that samples
+in proportion (T=1), and one that is deep. All stop at their best loss on `valid`.
+
+FOLDER is what `unpack.py many all FOLDER` writes. `report` makes the tables and the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.evidence import languages
+from benchmarks.evidence.runs import SittingOver, Trainer, has_settled, losses
+from lingvo_gpipe.params.mt import small
+from lingvo_gpipe.tasks.mt.input import Translation
+from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
+from lingvo_gpipe.tasks.mt.task import TranslationTask
+from lingvo_gpipe.tasks.mt.text.corpora.text_files import TranslateFolder
+from lingvo_gpipe.tasks.mt.text.preparation import Preparation
+from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """T(L, H, A) and its units."""
+
+    layers: int
+    hidden: int
+    heads: int
+    units: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """How large the comparison is; the default is that of the evidence.
+
+    Attributes:
+        sizes: of the models of one language.
+        dropouts: their rates.
+        seeds: of the best of them.
+        many: size of the model of all languages.
+        deep: a model of as many parameters with twice the layers.
+        steps: updates of a model of one language at most.
+        many_steps: updates of a model of all languages until it is first asked whether its loss
+            has settled; then a tenth more, again and again.
+        many_hours: after which it is not trained any more.
+        tuning_steps: updates of a continued model at most.
+        vocabulary: pieces of one language, and of all.
+        tokens: of a mini-batch of one language, and of all.
+        evaluations: of a training.
+        dtype: of products.
+    """
+
+    sizes: Mapping[str, Size] = dataclasses.field(
+        default_factory=lambda: {"small": Size(2, 256, 2, 128), "wide": Size(3, 768, 4, 192)}
+    )
+    dropouts: tuple[float, ...] = (0.1, 0.3, 0.5)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    many: Size = Size(3, 768, 4, 192)
+    deep: Size = Size(6, 384, 2, 192)
+    steps: int = 1_600
+    many_steps: int = 10_000
+    many_hours: float = 5.0
+    tuning_steps: int = 400
+    vocabulary: tuple[int, int] = (2_000, 8_000)
+    tokens: tuple[int, int] = (1_024, 4_096)
+    evaluations: int = 20
+    dtype: str = "mixed_bfloat16"
+
+
+class Comparison:
+    """The runs of the comparison, each made when it is first asked for."""
+
+    def __init__(
+        self, plan: Plan, chosen: Sequence[languages.Scarce], text: Path, trainer: Trainer
+    ) -> None:
+        """Train nothing yet.
+
+        Args:
+            plan: how large it is.
+            chosen: the languages with little text.
+            text: folder with a folder of text for each language.
+            trainer: runs the trainer.
+        """
+        self.plan = plan
+        self.chosen = chosen
+        self._text = text
+        self._trainer = trainer
+
+    def alone(self, code: str) -> Iterator[Path]:
+        """Yield the log directories of the best kind of model of one language, for each seed."""
+        plan, train = self.plan, self._trainer.train
+        kinds = {}
+        for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
+            task = self._task(size, dropout, plan.steps, f"{code}:en")
+            logdir = train(
+                f"alone/{code}/{name}_{dropout}_seed_{plan.seeds[0]}", task, plan.seeds[0]
+            )
+            kinds[logdir] = min(point.value for point in losses(logdir)), name, dropout, task
+        first = min(kinds, key=lambda logdir: kinds[logdir][0])
+        _, name, dropout, task = kinds[first]
+        yield first
+        for seed in plan.seeds[1:]:
+            yield train(f"alone/{code}/{name}_{dropout}_seed_{seed}", task, seed)
+
+    def together(self, kind: str = "many") -> Path:
+        """Return the log directory of a model of all languages: many, proportional or deep.
+
+        It is trained until its loss has settled, or its hours are over.
+        """
+        plan = self.plan
+        size = plan.deep if kind == "deep" else plan.many
+        steps = plan.many_steps
+        while True:
+            task = self._task(size, 0.1, steps, temperature=1.0 if kind == "proportional" else 5.0)
+            task.train.save_interval_steps = -(-plan.many_steps // plan.evaluations)
+            logdir = self._trainer.train(kind, task, 0)
+            hours = json.loads((logdir / "cost.json").read_text())["minutes"] / 60
+            if has_settled(losses(logdir)) or hours > plan.many_hours:
+                return logdir
+            steps += -(-steps // 10)
+
+    def continued(self, code: str) -> Path:
+        """Return the log directory of the model of all languages, continued on one of them."""
+        plan = self.plan
+        task = self._task(plan.many, 0.3, plan.tuning_steps, temperature=5.0)
+        task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
+        task.train.optimizer.learning_rate = 2e-4
+        task.eval.patience = 4
+        start = self.together() / "best"
+        return self._trainer.train(f"continued/{code}", task, 0, start)
+
+    def scores(self) -> Iterator[tuple[str, str, Path]]:
+        """Yield (system, language or "all", folder of its translations and scores)."""
+        for each in self.chosen:
+            for number, logdir in enumerate(self.alone(each.code)):
+                yield f"alone {number}", each.code, self._trainer.score(logdir)
+        yield "together", "all", self._trainer.score(self.together())
+        for each in self.chosen:
+            yield "continued", each.code, self._trainer.score(self.continued(each.code))
+        for kind in ("proportional", "deep"):
+            yield kind, "all", self._trainer.score(self.together(kind))
+
+    def _task(
+        self, size: Size, dropout: float, steps: int, pair: str = "", temperature: float = 1.0
+    ) -> TranslationTask.Params:
+        """Return the task of a model; of all languages if there is no pair."""
+        plan, is_one = self.plan, bool(pair)
+        folder = self._text / pair.partition(":")[0] if is_one else self._text
+        vocabulary = plan.vocabulary[not is_one]
+        codes = languages.all_of(self.chosen)
+        pairs = (pair,) if is_one else tuple(f"{code}:en" for code in codes)
+        records = self._trainer.folder / "records" / (pair.partition(":")[0] or "all")
+        task = small.translation(
+            TranslationTransformer(
+                num_layers=size.layers,
+                hidden=size.hidden,
+                heads=size.heads,
+                units=size.units,
+                vocabulary=vocabulary,
+                tie="softmax",
+                packed=True,
+                dropout=dropout,
+            ),
+            Translation.Params(
+                data_dir=str(records),
+                preparation=Preparation.Params(
+                    corpora=[TranslateFolder.Params(folder=str(folder))],
+                    pairs=pairs,
+                    vocabulary=VocabularyTraining(size=vocabulary),
+                ),
+                batch_size=plan.tokens[not is_one],
+                temperature=temperature,
+                max_length=128,
+                packing=True,
+            ),
+            small.TrainingPlan(
+                max_steps=steps,
+                peak_learning_rate=2.5e-3,
+                warmup_steps=max(1, min(steps // 5, 400)),
+                average_decay=0.99 if is_one else 0.995,
+                evaluations=plan.evaluations,
+            ),
+        )
+        task.model.dtype = plan.dtype
+        task.eval.patience = 5 if is_one else None
+        return task
+
+
+def main() -> None:
+    """Go on with the runs until the sitting is over or all are done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
+    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
+    options = parser.parse_args()
+    chosen = languages.choose(languages.count(options.text))
+    trainer = Trainer(options.folder, options.minutes)
+    comparison = Comparison(Plan(), chosen, options.text, trainer)
+    try:
+        for system, code, folder in comparison.scores():
+            print(system, code, folder, flush=True)
+    except SittingOver:
+        print("the sitting is over; the same command goes on")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Runs of the trainer that go on where they were stopped, within the minutes of a sitting."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.support import scalars
+from lingvo_gpipe.task import Task
+
+
+class SittingOver(Exception):  # noqa: N818 (not an error: the same command goes on)
+    """The minutes of this sitting are over."""
+
+
+class Trainer:
+    """Runs the trainer in processes of their own, one after the other.
+
+    Attributes:
+        folder: of all runs; each has its log directory, params and cost there.
+    """
+
+    def __init__(
+        self, folder: Path, minutes: float, program: Callable[[Sequence[str]], int] | None = None
+    ) -> None:
+        """Begin a sitting.
+
+        Args:
+            folder: see the class.
+            minutes: after which it ends: the run that is trained saves a checkpoint.
+            program: what runs the trainer's arguments; None: a process.
+        """
+        self.folder = folder
+        self._ends_s = time.monotonic() + 60 * minutes
+        self._program = program or self._in_process
+
+    def train(
+        self, name: str, params: Task.Params, seed: int, checkpoint: Path | None = None
+    ) -> Path:
+        """Train until `params.train.max_steps`, or go on; return the log directory.
+
+        Args:
+            name: of the run.
+            params: its task. A run that is done goes on if they have more steps.
+            seed: of its weights and data.
+            checkpoint: of the weights that it starts from; None: random ones.
+        """
+        logdir = self.folder / name
+        text = params.to_text()
+        done, file = logdir / "done.txt", logdir / "params.txt"
+        if not (done.exists() and done.read_text() == text):
+            logdir.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            flags = [f"--params={file}", f"--logdir={logdir}", f"--seed={seed}"]
+            if checkpoint is not None:
+                flags.append(f"--checkpoint={checkpoint}")
+            self._run(logdir, ["--mode=train_eval", *flags])
+            done.write_text(text)
+        return logdir
+
+    def score(self, logdir: Path) -> Path:
+        """Translate and score the test split by a run's best checkpoint; return the folder."""
+        folder = logdir / "score"
+        if not (folder / "test.tsv").exists():
+            best = logdir / "best"
+            self._run(logdir, ["--mode=score", f"--logdir={logdir}", f"--checkpoint={best}"])
+        return folder
+
+    def _run(self, logdir: Path, arguments: Sequence[str]) -> None:
+        """Run the trainer; add what it cost to the run's file.
+
+        Raises:
+            SittingOver: the sitting is over.
+            RuntimeError: the trainer failed.
+        """
+        if time.monotonic() > self._ends_s:
+            raise SittingOver
+        begun_s, before = time.monotonic(), _processor_s()
+        code = self._program(arguments)
+        cost = logdir / "cost.json"
+        sums = (
+            json.loads(cost.read_text()) if cost.exists() else {"minutes": 0.0, "core_minutes": 0.0}
+        )
+        sums["minutes"] += (time.monotonic() - begun_s) / 60
+        sums["core_minutes"] += (_processor_s() - before) / 60
+        cost.write_text(json.dumps(sums))
+        if code:
+            if time.monotonic() > self._ends_s:
+                raise SittingOver
+            raise RuntimeError(f"the trainer failed with {code}: {' '.join(arguments)}")
+
+    def _in_process(self, arguments: Sequence[str]) -> int:
+        command = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
+        with subprocess.Popen(command) as process:
+            try:
+                return process.wait(timeout=max(1.0, self._ends_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGTERM)  # it saves a checkpoint
+                return process.wait() or 1
+
+
+def losses(logdir: Path) -> list[scalars.Point]:
+    """Return the losses per token of a run's evaluations, in their order."""
+    return scalars.read(logdir / "eval")["log_perplexity"]
+
+
+def has_settled(points: Sequence[scalars.Point], share: float = 0.1, least: float = 0.01) -> bool:
+    """Return whether the best loss fell by less than 1 % in the last tenth of the updates."""
+    last = points[-1].step
+    before = [point.value for point in points if point.step <= (1 - share) * last]
+    return bool(before) and min(p.value for p in points) > (1 - least) * min(before)
+
+
+def _processor_s() -> float:
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+    return sum(each.ru_utime + each.ru_stime for each in spent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -242,48 +243,55 @@ def _inherit(parent: Layer.Params, child: Layer.Params) -> Layer.Params:
     return copy
 
 
-def default_name(params: Layer.Params) -> str:
-    """Return the name of a layer without one: `MaxPool2D` is max_pool2d."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", base.class_name(params)).lower()
-
-
-def named(params: Layer.Params, children: Sequence[Layer.Params]) -> dict[str, Layer.Params]:
-    """Return copies of the children's params by name, `dense`, `dense_1`, … where they have none.
-
-    Args:
-        params: params of the layer around them, for the message.
-        children: their params, in order.
+def named(layers: Sequence[Layer.Params]) -> list[Layer.Params]:
+    """Return copies of layers' params, with names `dense`, `dense_1`, … where they have none.
 
     Raises:
         LayerError: two have one name, or a name holds a slash.
     """
-    taken = [child.name for child in children if child.name]
-    wrong = [name for name in taken if "/" in name or taken.count(name) > 1]
-    if wrong:
-        raise errors.LayerError(
-            f"{base.describe(params)}: no child can be called {wrong[0]!r}; names are unique among "
-            "its children and hold no slash. Leave one empty to have it named"
-        )
-    copies: dict[str, Layer.Params] = {}
-    for child in children:
-        copy = child.copy()
+    taken = {layer.name for layer in layers if layer.name}
+    numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
+    copies = []
+    for layer in layers:
+        copy = layer.copy()
         if not copy.name:
-            stem, number = default_name(copy), 0
-            copy.name = stem
-            while copy.name in taken or copy.name in copies:
-                number += 1
-                copy.name = f"{stem}_{number}"
-        copies[copy.name] = copy
+            # MaxPool2D is max_pool2d.
+            stem = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", base.class_name(copy)).lower()
+            copy.name = next(
+                name
+                for number in numbers.setdefault(stem, itertools.count())
+                if (name := f"{stem}_{number}" if number else stem) not in taken
+            )
+        copies.append(copy)
+    check_names(copies)
     return copies
 
 
-def inferred(params: Layer.Params, children: Sequence[Layer.Params]) -> list[Layer.Params]:
+def check_names(layers: Sequence[Layer.Params]) -> None:
+    """Refuse names that lead to more than one layer.
+
+    Raises:
+        LayerError: two have one name, or a name holds a slash.
+    """
+    seen: set[str] = set()
+    for name in (layer.name for layer in layers):
+        if name in seen:
+            raise errors.LayerError(f"two layers are named {name!r}. Rename one of them")
+        if "/" in name:
+            raise errors.LayerError(
+                f"layer name {name!r} contains a slash, which separates parts of a path. Rename "
+                "the layer"
+            )
+        seen.add(name)
+
+
+def inferred(children: Sequence[Layer.Params]) -> list[Layer.Params]:
     """Return named children's params as inference has them.
 
     Values are passed on by position, so a child that would be left out, or read less, stays.
     """
     served = []
-    for child in named(params, children).values():
+    for child in named(children):
         changed = child.inference()
         same = changed is not None and len(changed.reads) == len(child.reads)
         served.append(changed if changed is not None and same else child)
@@ -301,7 +309,7 @@ class Sequential(Composite):
 
         def parts(self) -> dict[str, Layer.Params]:
             """See `Composite`."""
-            return named(self, self.layers)
+            return {layer.name: layer for layer in named(self.layers)}
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             meta = super()._meta(*inputs)
@@ -339,7 +347,7 @@ class Sequential(Composite):
                 served.reads = tuple(self.reads[place] for place in places)
             else:
                 changed = first
-            served.layers = [changed, *inferred(self, others)]
+            served.layers = [changed, *inferred(others)]
             return served
 
         def served(self, outputs: Nest) -> dict[str, Nest]:
@@ -371,6 +379,6 @@ class Residual(Composite):
             return dataclasses.replace(meta, activation_bytes=kept)
 
         def _inference(self) -> Self:
-            return self.copy().set(body=inferred(self, self.body))
+            return self.copy().set(body=inferred(self.body))
 
     params: Params

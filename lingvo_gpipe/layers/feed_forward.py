@@ -148,7 +148,7 @@ class BlockParams(slices.SlicedParams, composite.Composite.Params):
         """Return the slices, which read `normed` and write `total`."""
         part = self.copy().set(tie=tie)
         body = self.branch("feed_forward")
-        children = list(composite.named(body, body.get("layers")).values())
+        children = composite.named(body.get("layers"))
         bias = f"feed_forward/{children[-1].name}/bias"
         parts = []
         fields = slices.fields_of_slices(part, layers, (normed,), total, (total,))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
-from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from lingvo_gpipe import errors, hyperparams, precision
@@ -119,7 +117,7 @@ def layer_params(params: PipelineParams) -> list[base.Layer.Params]:
     """
     named = _named(params)
     layers = [part for layer in named for part in layer.consecutive(named)]
-    _check_names(layers)
+    composite.check_names(layers)
     return layers
 
 
@@ -157,23 +155,10 @@ def _named(params: PipelineParams) -> list[base.Layer.Params]:
     layers = params.layers
     if not layers:
         raise errors.LayerError(f"{params.name or 'the network'} has no layers. Fill `layers`")
-    taken = {layer.name for layer in layers if layer.name}
-    numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
-    copies = []
-    policy = params.policy.name
-    for layer in layers:
-        copy = layer.copy()
+    copies, policy = composite.named(layers), params.policy.name
+    for copy in copies:
         if copy.dtype is None:
             copy.dtype = policy
-        if not copy.name:
-            stem = composite.default_name(copy)
-            copy.name = next(
-                name
-                for number in numbers.setdefault(stem, itertools.count())
-                if (name := f"{stem}_{number}" if number else stem) not in taken
-            )
-        copies.append(copy)
-    _check_names(copies)
     return _in_slices(params, copies)
 
 
@@ -195,19 +180,6 @@ def _in_slices(params: PipelineParams, layers: list[base.Layer.Params]) -> list[
             f"{', '.join(near) or 'none'}"
         )
     return changed
-
-
-def _check_names(layers: Sequence[base.Layer.Params]) -> None:
-    seen: set[str] = set()
-    for layer in layers:
-        if layer.name in seen or "/" in layer.name:
-            raise errors.LayerError(
-                f"two layers are named {layer.name!r}. Rename one of them"
-                if layer.name in seen
-                else f"layer name {layer.name!r} contains a slash, which separates parts of a "
-                "path. Rename the layer"
-            )
-        seen.add(layer.name)
 
 
 _Pipeline = TypeVar("_Pipeline", bound=PipelineParams)

@@ -425,5 +425,5 @@ def test_children_are_named_by_class_and_number() -> None:
         layers.Dense.Params(units=1),
         layers.MultiHeadAttention.Params(units=1, heads=1),
     ]
-    names = list(composite.named(layers.Sequential.Params(), children))
+    names = [layer.name for layer in composite.named(children)]
     assert names == ["max_pool2d", "dense", "dense_1", "dense_2", "multi_head_attention"]

@@ -167,7 +167,7 @@ TOKENS = tf.TensorSpec((4, 6, 8))
                 layers=[layers.Dense.Params(units=1, name="a"), layers.Flatten.Params(name="a")]
             ),
             [FLAT],
-            "Sequential: no child can be called 'a'; names are unique among its children",
+            "two layers are named 'a'. Rename one of them",
         ),
         (
             layers.Sequential.Params(layers=[layers.Identity.Params()], writes=("x", "y")),

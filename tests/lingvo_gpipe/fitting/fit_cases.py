@@ -178,7 +178,7 @@ def recurrent() -> keras.Model:
 def tagger() -> keras.Model:
     """Return a model whose output has a mask."""
     ids = keras.Input([5], dtype="int32")
-    hidden = layers.Dense(6, activation="tanh")(layers.Embedding(9, 4, mask_zero=True)(ids))
+    hidden = layers.LSTM(6, return_sequences=True)(layers.Embedding(9, 4, mask_zero=True)(ids))
     return keras.Model(ids, layers.Dense(3, "softmax")(hidden))
 
 

@@ -27,14 +27,14 @@ def float64() -> Iterator[None]:
 
 
 def trained(case: Case, layout: tuple[int, int] | None) -> tuple[Any, ...]:
-    """Return weights, history, evaluation and predictions after two epochs."""
+    """Return weights, history, evaluation and predictions after three epochs."""
     keras.utils.set_random_seed(1)
     model = case.model()
     if layout is not None:
         model = PipelinedModel(model, *layout)
     model.compile(**case.compile())
     fit = case.fit()
-    history = model.fit(**fit, epochs=2, verbose=0).history
+    history = model.fit(**fit, epochs=3, verbose=0).history
     again = {**fit, "steps": fit.get("steps_per_epoch")}
     kept = ("x", "y", "batch_size", "sample_weight", "steps")
     evaluated = model.evaluate(

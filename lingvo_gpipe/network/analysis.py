@@ -67,14 +67,14 @@ class Analysis(wired_layers.WiredLayers):
 
     def value_bytes(self, version: int, micro_batch: int) -> int:
         """Return the bytes of a version of the stream in a micro-batch, by its examples."""
-        return self._bytes_of(self.specs[version], version, micro_batch)
+        return self._part_of(self._value_bytes[version], version, micro_batch)
 
     def gradient_bytes(self, version: int, micro_batch: int) -> int:
         """Return the bytes of its gradient, which only floating tensors have."""
-        return self._bytes_of(nests.floating(self.specs[version]), version, micro_batch)
+        return self._part_of(self._gradient_bytes[version], version, micro_batch)
 
-    def _bytes_of(self, specs: SpecNest, version: int, micro_batch: int) -> int:
-        size_bytes = base.spec_bytes(specs)  # in the largest micro-batch
+    def _part_of(self, size_bytes: int, version: int, micro_batch: int) -> int:
+        """Return the bytes in a micro-batch of what has `size_bytes` in the largest one."""
         if version in self._unbatched:
             return size_bytes
         return size_bytes * self.sizes[micro_batch] // max(self.sizes)
@@ -207,6 +207,15 @@ class Analysis(wired_layers.WiredLayers):
     @functools.cached_property
     def _replica_of(self) -> dict[str, int]:
         return self.owners(self.params.num_replicas)
+
+    @functools.cached_property
+    def _value_bytes(self) -> tuple[int, ...]:
+        return tuple(map(base.spec_bytes, self.specs))
+
+    @functools.cached_property
+    def _gradient_bytes(self) -> tuple[int, ...]:
+        floating = (nests.floating(nests.tensor_specs(nest)) for nest in self.specs)
+        return tuple(map(base.spec_bytes, floating))
 
     @functools.cached_property
     def _unbatched(self) -> frozenset[int]:

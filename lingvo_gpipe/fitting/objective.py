@@ -236,8 +236,10 @@ def trials(names: Names, fields: Values, outputs: Mapping[str, tf.TensorSpec]) -
         fields: the mini-batch.
         outputs: name of an output of the model → its spec.
     """
-    if max(math.prod(spec.shape[1:]) for spec in outputs.values()) > _LARGE:
-        yield _few(names, fields, outputs, _POSITIONS)
+    largest = max(outputs.values(), key=lambda spec: math.prod(spec.shape))
+    if len(largest.shape) > 2 and math.prod(largest.shape[1:]) > _LARGE:
+        places = np.linspace(0, largest.shape[1] - 1, _POSITIONS, dtype=int)
+        yield _few(names, fields, outputs, places, largest.shape[1])
     yield _few(names, fields, outputs)
 
 
@@ -245,27 +247,26 @@ def _few(
     names: Names,
     fields: Values,
     outputs: Mapping[str, tf.TensorSpec],
-    positions: int | None = None,
+    places: np.ndarray[Any, Any] | None = None,
+    length: int | None = None,
 ) -> Values:
-    """Return such examples; with so many positions of a sequence, spread over it, None: all."""
+    """Return such examples; of sequences of this length, those positions alone; None: all."""
     random = np.random.default_rng(0)
-    largest = max(outputs.values(), key=lambda spec: math.prod(spec.shape))
-    kept = np.linspace(0, largest.shape[1] - 1, positions, dtype=int) if positions else None
 
     def is_cut(value: tf.Tensor | tf.TensorSpec) -> bool:
-        return kept is not None and value.shape[1:2] == largest.shape[1:2]
+        return length is not None and value.shape[1:2] == (length,)
 
     few = {}
     for name, value in fields.items():
         rows = tf.gather(value, np.arange(_EXAMPLES) % value.shape[0])
-        few[name] = tf.gather(rows, kept, axis=1) if is_cut(value) else rows
+        few[name] = tf.gather(rows, places, axis=1) if is_cut(value) else rows
     for name in keras.tree.flatten(names.weights):
         if name is not None:
             few[name] = tf.constant(random.uniform(0.5, 2.0, few[name].shape), few[name].dtype)
     for name, spec in outputs.items():
         shape = [_EXAMPLES, *spec.shape[1:]]
         if is_cut(spec):
-            shape[1] = positions
+            shape[1] = _POSITIONS
         few[name] = tf.constant(random.uniform(0.05, 0.95, shape), spec.dtype)
     return few
 

@@ -167,17 +167,17 @@ class PipelinedModel(keras.Model):
     # --- What Keras calls ------------------------------------------------------------------------
 
     def compile(self, *args: Any, jit_compile: Any = "auto", **kwargs: Any) -> None:
-        """See `keras.Model.compile`; `jit_compile=True` compiles the cells, each on its own.
+        """See `keras.Model.compile`; with `jit_compile`, XLA compiles the cells, each on its own.
 
         Raises:
             LayerError: the model has steps of its own, which a pipeline would not call.
         """
         _refuse_own_steps(self.model)
         super().compile(*args, jit_compile=False, **kwargs)
-        self.model.compile(*args, jit_compile=False, **kwargs)
+        self.model.compile(*args, jit_compile=jit_compile, **kwargs)
         self.model.optimizer = self.optimizer
         self._has_slots = False
-        self._pipelines.forget_losses(jit_compile=jit_compile is True)
+        self._pipelines.forget_losses(jit_compile=bool(self.model.jit_compile))
 
     def make_train_function(self, force: bool = False) -> None:
         """Make what `fit` calls for some mini-batches."""

@@ -315,3 +315,17 @@ def test_metrics_that_are_sums_need_no_outputs_of_a_mini_batch(
     assert asked == [not by_micro_batch] * 2
     for name, expected in results[1].items():
         np.testing.assert_allclose(results[0][name], expected, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_cells_are_compiled_where_keras_would_compile_the_model(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    device = tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [device])
+    model.compile("adam", "mse")
+    assert model.settings["jit_compile"] is (kind == "GPU")
+    model = PipelinedModel(two_outputs(), 2)
+    model.compile("adam", "mse", jit_compile=False)
+    assert model.settings["jit_compile"] is False

@@ -329,3 +329,20 @@ def test_cells_are_compiled_where_keras_would_compile_the_model(
     model = PipelinedModel(two_outputs(), 2)
     model.compile("adam", "mse", jit_compile=False)
     assert model.settings["jit_compile"] is False
+
+
+def test_cells_that_xla_compiles_have_the_numbers_of_keras() -> None:
+    labels = (X[:, :1] > 0).astype("float32")
+    results = []
+    for pipelined in (True, False):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input([6])
+        hidden = keras.layers.Dense(4, activation="tanh")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+        model = PipelinedModel(model, 2, 3) if pipelined else model
+        metrics = ["accuracy", keras.metrics.AUC(name="auc")]
+        model.compile("adam", "binary_crossentropy", metrics=metrics, jit_compile=pipelined)
+        results.append(model.fit(X, labels, 6, epochs=2, shuffle=False, verbose=0).history)
+    assert results[0].keys() == results[1].keys()
+    for name, values in results[0].items():
+        np.testing.assert_allclose(values, results[1][name], rtol=1e-5, err_msg=name)

@@ -16,7 +16,6 @@ from tests.keras_hub import toys
 CHOSEN = (
     "AlbertMaskedLM",  # calls one block several times
     "BartSeq2SeqLM",  # encoder and decoder, a tied embedding
-    "BertTextClassifier",
     "CLIPBackbone",  # compares examples
     "DINOV3Backbone",  # a layer returns the same for every mini-batch
     "GPT2CausalLM",

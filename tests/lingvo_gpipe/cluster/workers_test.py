@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
+from lingvo_gpipe import trainer
 from lingvo_gpipe.run import checkpoints
 from tests.support import saved
 
@@ -78,7 +79,9 @@ def shown(folder: Path, *tags: str) -> dict[tuple[str, str, int], Any]:
 
 
 @pytest.mark.slow
-def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path) -> None:
+def test_workers_have_the_bits_of_one_process_and_survive_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = (
         "--model=image.digits.ConvNet",
         "--num_partitions=2",
@@ -86,7 +89,8 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
         "--num_micro_batches=4",
     )
     steps = ("--max_steps=30", "--save_interval_steps=10", "--params_override=train.accumulate=2")
-    alone = finish(start(tmp_path / "alone", *flags, *steps))
+    assert trainer.run([*flags, *steps, f"--logdir={tmp_path}/alone"]) == 0
+    alone = capsys.readouterr().out
 
     on_worker = ("--workers=local:2", "--params_override=input.on_worker=True")
     # The chief calls callbacks; a process that is started again continues what they wrote.

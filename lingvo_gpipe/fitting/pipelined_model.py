@@ -204,7 +204,7 @@ class PipelinedModel(keras.Model):
     def _on_batches(self, run: Callable[[Any], dict[str, Any]]) -> Callable[[Iterable[Any]], Any]:
         def function(batches: Iterable[Any]) -> dict[str, Any]:
             logs = None
-            self._counts_examples = _has_known_size(batches)
+            self._counts_examples = self.run_eagerly or _has_known_size(batches)
             for _, batch in zip(range(self.steps_per_execution), batches, strict=False):
                 logs = run(batch)
             if logs is None:

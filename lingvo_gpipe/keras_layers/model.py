@@ -426,6 +426,8 @@ def _mixes_examples(node: Any) -> bool:
         args, kwargs = keras.tree.map_structure(
             lambda value: value[part] if tf.is_tensor(value) else value, examples
         )
+        if isinstance(operation, keras.layers.Layer):  # or a Resizing in it would begin training
+            kwargs = {"training": False, **kwargs}
         with keras.StatelessScope():  # what it writes is not kept
             outputs = keras.tree.flatten(operation(*args, **kwargs))
         return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]

@@ -386,5 +386,10 @@ CASES = {
         classifier, with_loss(SPARSE, steps_per_execution=2, metrics=["accuracy"])
     ),
     "run-eagerly": Case(classifier, with_loss(SPARSE, run_eagerly=True)),
+    "several-run-eagerly": Case(
+        lambda: several(list),
+        with_loss(lambda: [SPARSE, "mse"], run_eagerly=True),
+        lambda: arrays([CLASSES, TARGET], [X, IDS]),
+    ),
     "batch-norm": Case(normalized, with_loss(SPARSE), one_micro_batch=True),
 }

@@ -175,6 +175,24 @@ def test_a_mean_over_the_batch_needs_one_micro_batch() -> None:
         pipeline(model)(random(8, 6))
 
 
+class Resized(layers.Layer):
+    """Resizes, which says to Keras that training has begun, and normalises."""
+
+    def build(self, shape: Any) -> None:
+        self.norm = layers.BatchNormalization()
+        self.norm.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.norm(layers.Resizing(4, 4)(x))
+
+
+def test_a_layer_is_tried_without_training() -> None:
+    f = keras.Input([4, 4, 1], name="f")
+    model = keras.Model(f, layers.Flatten()(Resized()(f)))
+    x = random(6, 4, 4, 1)
+    np.testing.assert_allclose(pipeline(model)(x), model(x, training=False), rtol=1e-5)
+
+
 class Offsets(layers.Layer):
     """Returns the same for every mini-batch, as tables of positions do."""
 

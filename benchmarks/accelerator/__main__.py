@@ -69,6 +69,12 @@ QUESTIONS = (
     Question("checkpoint", 60),
     Question("workers", 90),
 )
+_ENVIRONMENT = {
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "TF_CPP_MIN_LOG_LEVEL": "1",
+    # With the libraries of TensorFlow 2.21, one product compiles by Triton for two minutes.
+    "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",
+}
 _ANSWER = "ANSWER "
 _LEAST_S = 20  # of a question: TensorFlow and the card take half of it to begin
 _SHOWN = 300  # characters of an answer on the screen
@@ -131,7 +137,7 @@ def ask(
         errors="replace",
         start_new_session=True,
         cwd=Path(__file__).parents[2],
-        env={"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ,
+        env=_ENVIRONMENT | os.environ,
     ) as process:
         timer = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()

@@ -34,6 +34,7 @@ def answers(setting: Setting) -> Answers:
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "K=2, M=4": {"num_partitions": 2, "num_micro_batches": 4},
+        "K=2, M=4, XLA": {"num_partitions": 2, "num_micro_batches": 4, "jit_compile": True},
         "K=2, less memory": {"num_partitions": 2, "num_micro_batches": 1, **less},
         "K=1, less memory": {"num_partitions": 1, "num_micro_batches": 1, **less},
     }

@@ -2,16 +2,13 @@
 
 Tokens a second, and the share of the card's peak, of updates by Adam. Keras: a mini-batch of 8
 rows. Ours: K=1, M=8 micro-batches of 8 rows; `never` by 1F1B, whose fused slots recompute nothing,
-and `full` by GPipe. Each with and without XLA, without the products that XLA compiles by Triton:
-with the libraries of TensorFlow 2.21, one of them compiles for more than two minutes on an H200.
-`pytorch` measures the same in PyTorch.
+and `full` by GPipe. Each with and without XLA. `pytorch` measures the same in PyTorch.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import os
 from typing import Any
 
 import keras
@@ -27,8 +24,6 @@ PROGRAMS = ("never", "full", "keras", "never, XLA", "keras, XLA", "full, XLA")
 
 def answers(setting: Setting) -> Answers:
     """Yield the speed of each program and size."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_triton_gemm=false"
     setting.devices(1)
     sizes = gpt2.sizes(setting.cpu)
     for name, program in setting.mine(list(itertools.product(sizes, PROGRAMS))):

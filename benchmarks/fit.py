@@ -8,11 +8,13 @@
 - the first step of Transformers with K=4 and M=4, from the plain model to the end of one
   `train_on_batch`, and the same of plain Keras;
 - a step of GPT-2 with 124M weights and sequences of 64, for micro-batches of several sizes: each of
-  them adds the gradients of all weights.
+  them adds the gradients of all weights;
+- time and memory of a step with `accuracy` whose logits are [16, 1024, 50304], K=2 and M=16.
 """
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,17 +33,23 @@ STEPS = (  # rows of 64 ids, K, M, policy; K=0 is plain Keras
     "16,1,4,never",
     "16,2,4,never",
 )
+LOGITS = (16, 1024, 50_304)
 ROWS, BATCHES, LENGTH = 2048, 6, 64
 
 
 def measure(configuration: str) -> dict[str, float]:
-    """Return the seconds of `epoch,WAY`, `first,LAYERS,UNITS,WAY` or `step,ROWS,K,M,POLICY`."""
+    """Return the seconds of `epoch,WAY`, `first,LAYERS,UNITS,WAY` or `step,ROWS,K,M,POLICY`.
+
+    And seconds and GiB of `logits,WAY`.
+    """
     kind, *arguments = configuration.split(",")
     if kind == "epoch":
         return {"s": _epoch_s(arguments[0])}
     if kind == "first":
         layers, units, way = arguments
         return {"s": _first_s(int(layers), int(units), way)}
+    if kind == "logits":
+        return {"s": _logits_s(arguments[0]), "GiB": _peak_gib()}
     rows, partitions, micro_batches, policy = arguments
     return {"s": _step_s(int(rows), int(partitions), int(micro_batches), policy)}
 
@@ -156,6 +164,32 @@ def _step_s(rows: int, partitions: int, micro_batches: int, policy: str) -> floa
     return networks.step_s(lambda: float(model.train_on_batch(inputs, label)), count=3)
 
 
+def _logits_s(way: str) -> float:
+    """Return the seconds of the second step of a model with large outputs."""
+    import keras
+    import tensorflow as tf
+
+    import lingvo_gpipe as lg
+
+    rows, length, vocabulary = LOGITS
+    ids = keras.Input([length], dtype="int32")
+    embedded = keras.layers.Embedding(vocabulary, 8)(ids)
+    model = keras.Model(ids, keras.layers.Dense(vocabulary)(embedded))
+    if way == "pipelined":
+        model = lg.PipelinedModel(model, num_partitions=2, num_micro_batches=rows)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False)
+    x = tf.random.stateless_uniform([rows, length], [1, 2], 0, vocabulary, tf.int32)
+    model.train_on_batch(x, x)
+    begun_s = time.perf_counter()
+    model.train_on_batch(x, x)
+    return time.perf_counter() - begun_s
+
+
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 def main() -> None:
     """Measure all and print a table."""
     options = processes.parser(__doc__).parse_args()
@@ -164,11 +198,14 @@ def main() -> None:
         f"first,{size[0]},{size[1]},{way}" for size in FIRST for way in ("plain", "pipelined")
     ]
     names += [f"step,{step}" for step in STEPS]
+    names += ["logits,plain", "logits,pipelined"]
     runs = processes.measured(options, "benchmarks.fit", names, measure)
     print(f"{'what':<32} {'s':>7}")
     for name in names:
         of_name = runs[name]
         print(f"{name:<32} {processes.median(of_name, 's'):7.3f}  {processes.spread(of_name, 's')}")
+        if "GiB" in of_name[0]:
+            print(f"{'':<32} {processes.median(of_name, 'GiB'):7.3f} GiB")
 
 
 if __name__ == "__main__":

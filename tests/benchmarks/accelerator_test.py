@@ -42,11 +42,7 @@ def without_workers(command: list[str], **_: Any) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(command, code, printed.getvalue(), "")
 
 
-@pytest.mark.parametrize(
-    "name",
-    # `execution/diagnosis_test.py` asks what `out_of_memory` asks; TensorFlow waits 10 s for it.
-    [question.name for question in frame.QUESTIONS if question.name != "out_of_memory"],
-)
+@pytest.mark.parametrize("name", [question.name for question in frame.QUESTIONS])
 def test_a_question_is_answered_on_cpus(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

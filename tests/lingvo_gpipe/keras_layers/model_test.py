@@ -128,6 +128,18 @@ def test_names_do_not_depend_on_what_the_process_made_before() -> None:
     ]
 
 
+def test_a_text_has_what_a_normalisation_has_adapted_to() -> None:
+    norm = layers.Normalization(name="norm")
+    norm.adapt(3 + random(50, 4))
+    field = keras.Input((4,))
+    model = keras.Model(field, norm(field))
+    (own,) = same(model, random(6, 4), keep_weights=False).layers
+    assert isinstance(own, base.Layer.Params)
+    pipe = pipelining.PipeliningLayer.Params(layers=[own.from_text(own.to_text())]).instantiate()
+    x = random(6, 4, seed=1)
+    np.testing.assert_allclose(pipe({own.reads[0]: x}), model(x), rtol=1e-5)
+
+
 def test_without_its_weights_a_model_starts_from_the_seeds_of_the_pipeline() -> None:
     kernels = []
     for _ in range(2):

@@ -15,16 +15,17 @@ import traceback
 from collections.abc import Iterable, Iterator
 
 # What TensorFlow adds to its messages for its developers: names of functions, nodes, operations.
+_TRACEBACK = re.compile(r"^Graph execution error:.*\n\n", re.DOTALL)
 _GRAPH_NAMES = re.compile(r"\{\{[a-z_]*node [^}]*\}\}\s*|\s*\[Op:\w*\](?: name: ?[\w/]*)?")
 
 
 def without_graph_names(message: str) -> str:
-    """Return a message of TensorFlow without the names of its functions, nodes and operations.
+    """Return a message of TensorFlow without a traceback, names of functions, nodes, operations.
 
     >>> without_graph_names("{{function_node __wrapped__X}} Input is empty. [Op:DecodeImage]")
     'Input is empty.'
     """
-    return _GRAPH_NAMES.sub("", message)
+    return _GRAPH_NAMES.sub("", _TRACEBACK.sub("", message))
 
 
 @contextlib.contextmanager

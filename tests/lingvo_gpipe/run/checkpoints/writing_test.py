@@ -245,3 +245,12 @@ def test_a_disk_that_is_full_for_one_process_leaves_the_older_ones(tmp_path: pat
     assert sorted(os.listdir(tmp_path)) == names
     saver.save(3)
     assert [checkpoints.step_of(path) for path in checkpoints.find(str(tmp_path))] == [1, 3]
+
+
+def test_the_reason_of_a_graphs_error_is_no_traceback() -> None:
+    message = (
+        'Graph execution error:\n\nDetected at node SaveV2\n  File "a.py", line 1, in f\n\n'
+        "disk/ckpt-2.index; No space left on device\n\t [[{{node SaveV2}}]] [Op:saved_1]"
+    )
+    error = tf.errors.ResourceExhaustedError(None, None, message)
+    assert checkpoints.reason(error) == "disk/ckpt-2.index; No space left on device"

@@ -38,7 +38,7 @@ class Trainer:
         """
         self.folder = folder
         self._ends_s = time.monotonic() + 60 * minutes
-        self._program = program or self._in_process
+        self._program = program or self._by_process
 
     def train(
         self, name: str, params: Task.Params, seed: int, checkpoint: Path | None = None
@@ -95,7 +95,7 @@ class Trainer:
                 raise SittingOver
             raise RuntimeError(f"the trainer failed with {code}: {' '.join(arguments)}")
 
-    def _in_process(self, arguments: Sequence[str]) -> int:
+    def _by_process(self, arguments: Sequence[str]) -> int:
         command = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
         with subprocess.Popen(command) as process:
             try:
@@ -110,11 +110,11 @@ def losses(logdir: Path) -> list[scalars.Point]:
     return scalars.read(logdir / "eval")["log_perplexity"]
 
 
-def has_settled(points: Sequence[scalars.Point], share: float = 0.1, least: float = 0.01) -> bool:
+def has_settled(points: Sequence[scalars.Point]) -> bool:
     """Return whether the best loss fell by less than 1 % in the last tenth of the updates."""
     last = points[-1].step
-    before = [point.value for point in points if point.step <= (1 - share) * last]
-    return bool(before) and min(p.value for p in points) > (1 - least) * min(before)
+    before = [point.value for point in points if point.step <= 0.9 * last]
+    return bool(before) and min(p.value for p in points) > 0.99 * min(before)
 
 
 def _processor_s() -> float:

@@ -13,9 +13,6 @@ from lingvo_gpipe.layers import base
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
-METRICS = "compiled_metrics"
-"""Name of the sums of the metrics."""
-
 
 class CompiledLosses(base.Layer):
     """Outputs of a Keras model, labels, sample weights, inputs → the sum of the losses, unused."""
@@ -34,11 +31,10 @@ class CompiledLosses(base.Layer):
             def weight(number: int) -> Callable[[dict[str, Nest]], tf.Tensor]:
                 return lambda fields: tf.cast(self.objective.divisor(number, fields), dtype)
 
-            metrics = () if self.metrics is None else (base.MetricSpec(METRICS, _finished),)
             return base.Meta(
                 outputs=tf.TensorSpec([], dtype),
                 activation_bytes=sum(map(base.spec_bytes, inputs)),
-                metrics=metrics,
+                metrics=() if self.metrics is None else self.metrics.specs(),
                 losses=tuple(
                     base.LossSpec(
                         term.name, term.coefficient, weight(n), of_batch=term.divisor == "one"
@@ -58,9 +54,6 @@ class CompiledLosses(base.Layer):
         for term, total in zip(objective.terms, sums, strict=True):
             ctx.add_loss(term.name, total)
         if self.params.metrics is not None:
-            ctx.add_sum(METRICS, self.params.metrics.of(values))
+            for name, sums_of in self.params.metrics.of(values).items():
+                ctx.add_sum(name, sums_of)
         return tf.add_n(sums)
-
-
-def _finished(_: Nest) -> tf.Tensor:
-    raise NotImplementedError("Keras computes results from the variables of its metrics")

@@ -9,8 +9,10 @@ Metrics that keep anything else read the outputs of the whole mini-batch, as in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
@@ -19,8 +21,10 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from lingvo_gpipe import hyperparams
 from lingvo_gpipe.fitting.objective import PARTS, Names, Values, at
 from lingvo_gpipe.keras_layers import masks
+from lingvo_gpipe.layers import base
 
 _KNOWN = ("keras.", "keras_hub.")  # a user's own class may keep more than its variables
+_TOLERANCE = 1e-4
 
 
 class MetricSums(hyperparams.Opaque):
@@ -38,15 +42,28 @@ class MetricSums(hyperparams.Opaque):
         self._compiled = compiled
         self._names = names
 
-    def of(self, values: Values) -> dict[str, tf.Tensor]:
-        """Return what examples add to each variable, by its number."""
-        zeros = [tf.zeros(v.shape, v.dtype) for v in self._compiled.variables]
-        return {f"{number:03d}": v for number, v in enumerate(self._after(zeros, values))}
+    def specs(self) -> tuple[base.MetricSpec, ...]:
+        """Return a spec of each metric."""
+        return tuple(
+            base.MetricSpec(name, functools.partial(_result, metric))
+            for name, metric in self._by_name()
+        )
 
-    def add(self, sums: dict[str, tf.Tensor]) -> None:
+    def of(self, values: Values) -> dict[str, dict[str, tf.Tensor]]:
+        """Return what examples add: name of a metric → number of its variable → value."""
+        after = iter(self._after(self._zeros(), values))
+        return {
+            name: {f"{number:03d}": next(after) for number in range(len(metric.variables))}
+            for name, metric in self._by_name()
+        }
+
+    def add(self, sums: Mapping[str, Mapping[str, tf.Tensor]]) -> None:
         """Add to the variables what `of` has returned for all examples of a mini-batch."""
-        for variable, key in zip(self._compiled.variables, sorted(sums), strict=True):
-            variable.assign(variable.value + sums[key])
+        for name, metric in self._by_name():
+            for variable, (_, added) in zip(
+                metric.variables, sorted(sums[name].items()), strict=True
+            ):
+                variable.assign(variable.value + added)
 
     def are_sums(self, trials: Iterator[Values]) -> bool:
         """Return whether what a mini-batch adds is the sum of what its parts add.
@@ -54,27 +71,34 @@ class MetricSums(hyperparams.Opaque):
         Args:
             trials: yields examples to try it with; the later ones if metrics refuse the earlier.
         """
-        if all(type(m).__module__.startswith(_KNOWN) for m in self._compiled.metrics):
+        metrics = self._compiled.metrics
+        is_known = all(type(metric).__module__.startswith(_KNOWN) for metric in metrics)
+        if is_known and len(set(map(id, metrics))) == len(metrics):  # one may serve two outputs
             for values in trials:
                 with contextlib.suppress(Exception):  # what a metric raises, Keras raises later
                     return self._add_up(values)
         return False
 
     def _add_up(self, values: Values) -> bool:
-        whole = list(self.of(values).values())
+        zeros = self._zeros()
+        whole = self._after(zeros, values)
         parts = [
-            self.of({name: value[part] for name, value in values.items()}).values()
+            self._after(zeros, {name: value[part] for name, value in values.items()})
             for part in PARTS
         ]
-        apart = [sum(same) for same in zip(*parts, strict=True)]
-        again = [
-            after - before for after, before in zip(self._after(whole, values), whole, strict=True)
-        ]
+        twice = self._after(whole, values)
         return all(
-            np.allclose(value, expected, rtol=1e-4, atol=1e-5)
-            for added in (apart, again)
-            for value, expected in zip(added, whole, strict=True)
+            np.allclose(sum(apart), once, _TOLERANCE, _TOLERANCE)
+            and np.allclose(again - once, once, _TOLERANCE, _TOLERANCE)
+            for once, again, *apart in zip(whole, twice, *parts, strict=True)
         )
+
+    def _by_name(self) -> Iterator[tuple[str, keras.Metric]]:
+        """Yield each metric with its name in the network."""
+        return ((f"metric_{n}", metric) for n, metric in enumerate(self._compiled.metrics))
+
+    def _zeros(self) -> list[tf.Tensor]:
+        return [tf.zeros(v.shape, v.dtype) for v in self._compiled.variables]
 
     def _after(self, state: list[tf.Tensor], values: Values) -> list[tf.Tensor]:
         """Return the variables after examples, which were `state` before."""
@@ -87,3 +111,8 @@ class MetricSums(hyperparams.Opaque):
         labels, weights = at(names.labels, values), at(names.weights, values)
         after = self._compiled.stateless_update_state(state, labels, predictions, weights)
         return [tf.convert_to_tensor(value) for value in after]
+
+
+def _result(metric: keras.Metric, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Return a metric of the examples whose sums these are."""
+    return metric.stateless_result([value for _, value in sorted(sums.items())])

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
-from lingvo_gpipe.fitting.compiled_losses import METRICS
 from lingvo_gpipe.fitting.objective import Names, at
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
 from lingvo_gpipe.nests import Nest
@@ -239,8 +238,7 @@ class PipelinedModel(keras.Model):
     def _measured_of(self, fields: dict[str, tf.Tensor], result: Result) -> Measured:
         size = next(iter(fields.values())).shape[0]
         weight = tf.constant(size if self._counts_examples else 1)
-        sums = result.sums.get(METRICS, {})
-        return Measured(fields, result.loss, result.losses, weight, sums, result.outputs)
+        return Measured(fields, result.loss, result.losses, weight, result.sums, result.outputs)
 
     def _predict_batches(self, batches: Sequence[Any]) -> Nest:
         results = []
@@ -327,7 +325,7 @@ class Measured(NamedTuple):
     loss: tf.Tensor
     losses: dict[str, tf.Tensor]
     weight: tf.Tensor
-    sums: dict[str, tf.Tensor]
+    sums: dict[str, Nest]
     outputs: dict[str, Nest]
 
 

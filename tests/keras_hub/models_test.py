@@ -9,7 +9,7 @@ import pytest
 
 from tests.lingvo_gpipe.keras_layers import whole_models
 
-pytest.importorskip("keras_hub")
+pytest.importorskip("keras_hub", reason="KerasHub is in the extra dev, not in the library")
 from tests.keras_hub import toys
 
 # The models that differ most from each other; `make keras-hub` compares all.

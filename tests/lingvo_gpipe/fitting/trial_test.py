@@ -346,3 +346,14 @@ def test_cells_that_xla_compiles_have_the_numbers_of_keras() -> None:
     assert results[0].keys() == results[1].keys()
     for name, values in results[0].items():
         np.testing.assert_allclose(values, results[1][name], rtol=1e-5, err_msg=name)
+
+
+def test_one_metric_of_two_outputs_counts_both() -> None:
+    plain = two_outputs()
+    results = []
+    for model in (PipelinedModel(plain, 2, 3), plain):
+        missed = keras.metrics.FalseNegatives(name="missed")
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics={"price": missed, "kind": missed})
+        results.append(model.evaluate({"features": X}, LABELS, 6, return_dict=True, verbose=0))
+    for name, expected in results[1].items():
+        np.testing.assert_allclose(results[0][name], expected, rtol=1e-5, err_msg=name)

@@ -1,19 +1,17 @@
 r"""Draws a metric of runs over updates, or the tokens that they have seen, and over time.
 
-    python -m benchmarks.curves cifar10.png "K=2=runs/k2" "ResNet-20=resnet20.tsv"
+    python -m benchmarks.curves cifar10.png "K=1=runs/k1" "K=2=runs/k2"
     python -m benchmarks.curves batch.png --tag=log_perplexity --tokens=4096,16384 \
         "4k=runs/De" "16k=runs/batch16k"
 
-Each run is NAME=PATH: the log directory of a run of the trainer (`--mode=train_eval`), or a TSV
-with columns step, seconds and the metric, as `benchmarks.images.resnet20` writes. `--tokens` are
-the tokens of an update, one number for each run or one for all. The end of each run is printed. Its
-time counts from its first point of training, with any pause before it was resumed.
+Each run is NAME=PATH, the log directory of a run of the trainer (`--mode=train_eval`). `--tokens`
+are the tokens of an update, one number for each run or one for all. The end of each run is printed.
+Its time counts from its first point of training, with any pause before it was resumed.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +24,6 @@ def read(path: Path, tag: str) -> list[scalars.Point]:
     Raises:
         ValueError: the run has none.
     """
-    if path.is_file():
-        with path.open(encoding="ascii", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t"))
-        return [scalars.Point(int(r["step"]), float(r["seconds"]), float(r[tag])) for r in rows]
     training = scalars.read(path / "train")
     points = scalars.read(path / "eval").get(tag)
     if not points or not training:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.evidence import languages, many, many_report, runs
+from benchmarks.evidence import images, images_report, languages, many, many_report, runs
 from benchmarks.support.scalars import Point
 from lingvo_gpipe import trainer
 from lingvo_gpipe.tasks.mt.decoding import scores
+from tests.tasks.image import image_files
 from tests.tasks.mt import toy_text
 
 CHOSEN = [languages.Scarce("xx", "toy", ("yy",))]
@@ -110,3 +111,57 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     cost = json.loads((tmp_path / "report/many_costs.json").read_text())
     assert set(cost) == {"alone", "many", "continued", "proportional", "deep"}
     assert (tmp_path / "report/many.png").exists()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for number, name in enumerate(("cat", "dog", "emu")):
+        for split, count in (("train", 8), ("test", 2)):
+            for n in range(count):
+                pixels = image_files.pixels(100 * number + n, 32, 32)
+                image_files.write(tmp_path / "pictures" / split / name / f"{n}.png", pixels)
+    return tmp_path / "pictures"
+
+
+def test_some_images_of_each_class_are_drawn_by_seed(pictures: Path, tmp_path: Path) -> None:
+    def names(seed: int, folder: str) -> list[str]:
+        some = images.some_of(pictures, 6, seed, tmp_path / folder)
+        assert [len(list((some / "test" / name).iterdir())) for name in ("cat", "emu")] == [2, 2]
+        return sorted(str(path.relative_to(some)) for path in (some / "train").glob("*/*"))
+
+    drawn = names(1, "a")
+    assert [sum(f"/{name}/" in path for path in drawn) for name in ("cat", "dog", "emu")] == [2] * 3
+    assert drawn == names(1, "a") == names(1, "b") != names(2, "a")
+
+
+@pytest.mark.reliability_full
+def test_a_small_comparison_of_networks_is_trained_and_reported(
+    pictures: Path, tmp_path: Path
+) -> None:
+    plan = images.Plan(
+        filters=4, width=4, epochs=1, batch_size=8, seeds=(0, 1), pretraining_epochs=1,
+        images={6: 2}, tuning_seeds=(1,),
+    )  # fmt: skip
+    train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
+    logdirs = list(images.Comparison(plan, pictures, pictures, train).runs())
+    assert len(logdirs) == 2 * 3 + 1 + 2
+    images_report.report(tmp_path / "runs", tmp_path / "report")
+    with (tmp_path / "report/images.tsv").open(encoding="utf-8", newline="") as file:
+        table = {row["run"]: row for row in csv.DictReader(file, delimiter="\t")}
+    kinds = {"amoebanet", "resnet", "resnet_minutes", "pretrained", "scratch/6", "tuned/6"}
+    assert set(table) == kinds
+    assert (table["amoebanet"]["updates"], table["amoebanet"]["seeds"]) == ("3", "2")
+    assert table["resnet_minutes"]["updates"] != table["resnet"]["updates"] == "3"
+    starts = [
+        (tmp_path / "runs" / kind / "6/1/params.txt").read_text() for kind in ("scratch", "tuned")
+    ]
+    assert [text.count("classifier/*") for text in starts] == [0, 1]
+    assert (tmp_path / "report/images.png").exists()
+
+
+@pytest.mark.parametrize(("accuracies", "error"), [((0.5, 0.7), 1.2706), ((0.5,), None)])
+def test_the_interval_of_a_mean_is_that_of_students_t(
+    accuracies: tuple[float, ...], error: float | None
+) -> None:
+    row = images_report.Row("a", 1, 1.0, accuracies)
+    assert row.error == pytest.approx(float("nan") if error is None else error, nan_ok=True)

@@ -1,0 +1,140 @@
+"""Tables and a picture of `benchmarks.evidence.images`, from the runs that are done.
+
+`python -m benchmarks.evidence.images_report --folder=RUNS --out=FOLDER`: accuracies on the test
+images after the last update, their mean over seeds, and its interval of 95 % by Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.support import scalars
+
+# Two-sided 95 % of Student's t for one to nine degrees of freedom.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """What the seeds of a kind of run reached.
+
+    Attributes:
+        name: of the kind, such as `tuned/1000`.
+        updates: of each run.
+        core_minutes: of a run on average.
+        accuracies: of the seeds.
+    """
+
+    name: str
+    updates: int
+    core_minutes: float
+    accuracies: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def error(self) -> float:
+        """Half of the mean's interval; NaN for one seed."""
+        number = len(self.accuracies)
+        if number < 2:
+            return math.nan
+        return _T[number - 2] * statistics.stdev(self.accuracies) / math.sqrt(number)
+
+
+def rows(folder: Path) -> list[Row]:
+    """Return a row for each kind of run in a folder."""
+    kinds: dict[str, list[Path]] = {}
+    for done in sorted(folder.rglob("done.txt")):
+        logdir = done.parent
+        name = str(logdir.relative_to(folder))
+        kinds.setdefault(name.rpartition("/")[0] or name, []).append(logdir)
+    found = []
+    for name, logdirs in kinds.items():
+        last = [scalars.read(logdir / "eval")["accuracy"][-1] for logdir in logdirs]
+        costs = [json.loads((logdir / "cost.json").read_text()) for logdir in logdirs]
+        found.append(
+            Row(
+                name,
+                last[0].step,
+                statistics.fmean(cost["core_minutes"] for cost in costs),
+                tuple(point.value for point in last),
+            )
+        )
+    return found
+
+
+def write(table: Sequence[Row], path: Path) -> None:
+    """Write a line for each kind of run."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(["run", "seeds", "updates", "core minutes", "accuracy", "±", "each seed"])
+        for each in table:
+            seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
+            numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", f"{each.error:.4f}"]
+            writer.writerow([each.name, len(each.accuracies), each.updates, *numbers, seeds])
+
+
+def draw(table: Sequence[Row], path: Path) -> None:
+    """Draw the networks on all images, and the fine-tuned ones over the number of images."""
+    from matplotlib import figure
+
+    picture = figure.Figure(figsize=(11, 4), dpi=110, layout="constrained")
+    whole, few = picture.subplots(1, 2)
+    networks = [each for each in table if each.name in ("amoebanet", "resnet", "resnet_minutes")]
+    for number, each in enumerate(networks):
+        whole.errorbar(number, each.mean, yerr=each.error, fmt="o", capsize=3, color="C0")
+        whole.plot([number] * len(each.accuracies), each.accuracies, "_", color="C1")
+    whole.set_xticks(range(len(networks)), [f"{r.name}\n{r.core_minutes:.0f}" for r in networks])
+    whole.set(xlabel="network and its processor minutes", ylabel="accuracy")
+    whole.set_xlim(-0.5, max(0.5, len(networks) - 0.5))
+    for kind in ("scratch", "tuned"):
+        of_kind = [
+            (int(each.name.rpartition("/")[2]), each)
+            for each in table
+            if each.name.startswith(f"{kind}/")
+        ]
+        of_kind.sort(key=lambda pair: pair[0])
+        few.errorbar(
+            [number for number, _ in of_kind],
+            [each.mean for _, each in of_kind],
+            yerr=[each.error for _, each in of_kind],
+            fmt="o-",
+            capsize=3,
+            label=kind,
+        )
+    few.set(xscale="log", xlabel="images", ylabel="accuracy")
+    few.legend()
+    for axes in (whole, few):
+        axes.grid(axis="y", alpha=0.3)
+    picture.savefig(path, format="png", metadata={"Software": None})
+
+
+def report(folder: Path, out: Path) -> None:
+    """Write `images.tsv` and `images.png`."""
+    out.mkdir(parents=True, exist_ok=True)
+    table = rows(folder)
+    write(table, out / "images.tsv")
+    draw(table, out / "images.png")
+
+
+def main() -> None:
+    """Write the report of the runs that are done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("folder", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    options = parser.parse_args()
+    report(options.folder, options.out)
+
+
+if __name__ == "__main__":
+    main()

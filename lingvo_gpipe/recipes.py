@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lingvo_gpipe import errors, hyperparams, registry, regular_files
+from lingvo_gpipe import errors, hyperparams, registry, text_file
 from lingvo_gpipe.hyperparams.text import written_values
 
 if TYPE_CHECKING:
     from lingvo_gpipe.task import Task
-
-_MAX_FILE_BYTES = 2**26
 
 
 class FromText(registry.Model):
@@ -62,7 +59,7 @@ def find(
             raise errors.ParamsError(
                 "--params and --model both name a model. Leave one of them out"
             )
-        task = _of_file(models, os.path.expanduser(params))
+        task = _of_file(models, params)
         return task.name or Path(params).stem, FromText(task)
     folder = None if logdir is None else Path(logdir).expanduser() / "checkpoints"
     if model is not None:
@@ -89,7 +86,7 @@ def find(
 
 def _of_file(models: registry.Registry, path: str) -> Task.Params:
     try:
-        text = regular_files.read_text(path, _MAX_FILE_BYTES)
+        text = text_file.read(path)
     except OSError as error:
         raise errors.ParamsError(
             f"--params={path} cannot be read: {error.strerror}. Name a file with the text that "

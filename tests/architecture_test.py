@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 # Packages and modules directly in `lingvo_gpipe/`, row by row: each imports from the rows above it,
 # and freely inside itself. `+` joins modules that are one subject.
 ROWS = (
-    ("errors nests regular_files", "what every other module may need"),
+    ("errors nests text_file", "what every other module may need"),
     (
         "console hyperparams keras_add precision seeds graphs schedule packing",
         "tools that know no layer",
@@ -48,7 +48,7 @@ WITHOUT_TENSORFLOW = (
     "cluster.worker_supervisor",
     "console",
     "errors",
-    "regular_files",
+    "text_file",
 )
 TENSORFLOW = ("tensorflow", "keras", "tensorflow_datasets")
 

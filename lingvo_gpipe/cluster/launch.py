@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lingvo_gpipe import errors, regular_files
+from lingvo_gpipe import errors, text_file
 from lingvo_gpipe.cluster import chief_supervisor, lease, local, members, worker_supervisor
 from lingvo_gpipe.console.flags import Flags
 
 TOKEN = "LINGVO_GPIPE_TOKEN"
 """The environment variable of a run's secret."""
-_MAX_TOKEN_BYTES = 4096
 
 
 def add_flags(flags: Flags) -> None:
@@ -122,8 +121,7 @@ def _token(values: argparse.Namespace) -> str:
     token = os.environ.get(TOKEN, "").strip()
     if values.token_file is not None:
         try:
-            path = os.path.expanduser(values.token_file)
-            token = regular_files.read_text(path, _MAX_TOKEN_BYTES).strip()
+            token = text_file.read(values.token_file).strip()
         except OSError as error:
             raise errors.DeviceError(
                 f"--token_file={values.token_file} cannot be read: {error.strerror}"

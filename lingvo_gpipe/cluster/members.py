@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from lingvo_gpipe import errors, regular_files
+from lingvo_gpipe import errors, text_file
 
 CHIEF = "chief"
 WORKER = "worker"
@@ -134,7 +134,7 @@ def read(
     else:
         where = f"--cluster={path}"
         try:
-            text = regular_files.read_text(os.path.expanduser(path))
+            text = text_file.read(path)
         except OSError as error:
             raise errors.DeviceError(f"{where} cannot be read: {error.strerror}") from error
     try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from lingvo_gpipe import regular_files
+from lingvo_gpipe import text_file
 from lingvo_gpipe.errors import ScheduleError, nearest
 from lingvo_gpipe.schedule.named import SCHEDULES
 from lingvo_gpipe.schedule.table import Slot, Table
@@ -24,8 +24,6 @@ __all__ = ["AUTO", "SCHEDULES", "Slot", "Table", "make"]
 
 AUTO = "auto"
 """What `model.schedule` is until `plan.auto` has chosen one."""
-
-_MAX_FILE_BYTES = 2**19  # about 75,000 slots, which are checked in two seconds
 
 
 def make(
@@ -122,7 +120,7 @@ def _looks_like_slot(text: str) -> bool:
 
 def _read(path: str) -> str:
     try:
-        return regular_files.read_text(path, _MAX_FILE_BYTES)
+        return text_file.read(path)
     except OSError as error:
         raise ScheduleError(
             f"the schedule's file {path!r} cannot be read: {error.strerror}. "

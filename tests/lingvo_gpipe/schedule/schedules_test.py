@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 
@@ -73,22 +72,4 @@ def test_make_names_a_file_that_cannot_be_read(tmp_path: pathlib.Path) -> None:
     for path in (tmp_path / "absent", tmp_path, binary, "a\0b"):
         text = f"the schedule's file {str(path)!r} cannot be read"
         with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}"):
-            schedule.make(f"@{path}", 1, 1)
-
-
-def test_make_reads_only_regular_files_of_a_limited_size(tmp_path: pathlib.Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("/dev/zero")
-    (tmp_path / "large").write_text("0F0," * 2**18)
-    for name, reason in {
-        "pipe": "it is not a regular file",
-        "link": "it is not a regular file",
-        "large": "it has more than 524,288 bytes",
-    }.items():
-        path = str(tmp_path / name)
-        text = (
-            f"the schedule's file {path!r} cannot be read: {reason}. Give @ and the path of a text "
-            "file"
-        )
-        with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
             schedule.make(f"@{path}", 1, 1)

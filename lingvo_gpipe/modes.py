@@ -5,6 +5,7 @@ What is slow to import is imported by the mode that needs it.
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -23,16 +24,16 @@ def register() -> None:
         registry.add_mode(name, function)
 
 
-def check_options(options: registry.Options, mode: str) -> None:
+def check_flags(flags: argparse.Namespace) -> None:
     """Refuse a flag that the mode does not read.
 
     Raises:
         ParamsError: naming the modes that read it.
     """
-    for flag, readers in _MODES_OF_OPTION.items():
-        if getattr(options, flag) and mode not in readers:
+    for flag, readers in _MODES_OF_FLAG.items():
+        if getattr(flags, flag) and flags.mode not in readers:
             raise errors.ParamsError(
-                f"--{flag} goes with --mode={' or '.join(readers)}, not with --mode={mode}"
+                f"--{flag} goes with --mode={' or '.join(readers)}, not with --mode={flags.mode}"
             )
 
 
@@ -58,17 +59,14 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
     from lingvo_gpipe.plan import hosts
     from lingvo_gpipe.run import loop, profiles
 
-    options = job.options
-    chosen = profiles.parse_steps(options.profile_steps) if options.profile_steps else range(0)
+    flags = job.flags
     if job.task.model.schedule != schedule.AUTO:
-        for flag, used in (("profile", options.profile), ("hosts", options.hosts)):
+        for flag, used in (("profile", flags.profile), ("hosts", flags.hosts)):
             if used:
                 raise errors.ParamsError(
                     f"training uses --{flag} only to choose by --schedule=auto. Add it, or leave "
                     f"--{flag} out"
                 )
-    cluster = None if options.hosts is None else hosts.parse(options.hosts)
-    measured = profiles.Profiles(chosen, layers=options.profile, hosts=cluster)
     loop.run(
         job.task,
         _logdir(job),
@@ -77,7 +75,11 @@ def _train(job: registry.Job, *, evaluate: bool = False) -> None:
         report=job.report,
         should_stop=job.should_stop,
         note_step=job.note_step,
-        profiles=measured,
+        profile_layers=flags.profile,
+        profile_steps=profiles.parse_steps(flags.profile_steps)
+        if flags.profile_steps
+        else range(0),
+        hosts=None if flags.hosts is None else hosts.parse(flags.hosts),
     )
 
 
@@ -104,12 +106,12 @@ def _describe(job: registry.Job) -> None:
 
 
 def _params(job: registry.Job) -> None:
-    if job.options.text:
-        if job.options.fields is not None:
+    if job.flags.text:
+        if job.flags.fields is not None:
             raise errors.ParamsError("--text prints all fields, --fields some. Leave one out")
         job.report(job.task.to_text().rstrip("\n"))
         return
-    pattern = job.options.fields or "*"
+    pattern = job.flags.fields or "*"
     lines = text.listed(job.task, pattern)
     if not lines:
         near = errors.nearest(pattern.strip("*."), [path for path, _, _ in job.task.iter_paths()])
@@ -126,17 +128,17 @@ def _plan(job: registry.Job) -> None:
     from lingvo_gpipe.plan import report
     from lingvo_gpipe.run import process
 
-    if job.options.profile:
+    if job.flags.profile:
         process.prepare_devices(job.task.model)
     complete = _completion(job)
     job.report(
         report.plan(
             complete(job.task),
-            fit=job.options.fit,
-            grow=job.options.grow,
-            profile=job.options.profile,
-            cluster=job.options.hosts,
-            partitions=job.options.num_partitions,
+            fit=job.flags.fit,
+            grow=job.flags.grow,
+            profile=job.flags.profile,
+            cluster=job.flags.hosts,
+            partitions=job.flags.num_partitions,
             rebuild=lambda size, value: complete(job.rebuild(size, value)),
         )
     )
@@ -182,8 +184,8 @@ MODES: dict[str, registry.Mode] = {
     "params": _params,
     "plan": _plan,
 }
-# Options that only some modes read, and which of these modes read them.
-_MODES_OF_OPTION = {
+# Flags that only some modes read, and which of these modes read them.
+_MODES_OF_FLAG = {
     "fit": ("plan",),
     "grow": ("plan",),
     "profile": ("plan", "train", "train_eval"),

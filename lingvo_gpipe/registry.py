@@ -11,6 +11,7 @@ its package is imported, so that this package does not import tasks.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import copy
 import dataclasses
@@ -60,31 +61,6 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """The trainer's flags that only some modes read.
-
-    Attributes:
-        fit: bytes of a device, as text.
-        grow: the field whose largest value is searched.
-        profile: run the layers and plan by their measured times.
-        hosts: shape of the cluster, as text.
-        profile_steps: the steps whose slots are timed, as text.
-        fields: a glob of fields of the task.
-        text: print params as text.
-        num_partitions: K, in place of the task's.
-    """
-
-    fit: str | None = None
-    grow: str | None = None
-    profile: bool = False
-    hosts: str | None = None
-    profile_steps: str | None = None
-    fields: str | None = None
-    text: bool = False
-    num_partitions: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """What a mode is asked to do.
 
@@ -96,8 +72,8 @@ class Job:
         report: prints one line for the user.
         should_stop: returns whether the user asked the run to save and leave.
         rebuild: (size, value) → the task with another size of its recipe, flags applied.
+        flags: the command line; some of them, only some modes read.
         note_step: called with the number of each update, before it begins.
-        options: flags that only some modes read.
     """
 
     model: str
@@ -107,8 +83,8 @@ class Job:
     report: Callable[[str], None]
     should_stop: Callable[[], bool]
     rebuild: Callable[[str, int], Task.Params]
+    flags: argparse.Namespace
     note_step: Callable[[int], None] = lambda _: None
-    options: Options = Options()
 
 
 Mode = Callable[[Job], None]

@@ -10,7 +10,6 @@ done. A second signal ends it at once.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 import warnings
@@ -182,13 +181,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         values.hosts = launch.hosts(values)  # plan and training choose by the same hosts
     if task.model.schedule == AUTO and not trains and values.mode not in ("plan", "params"):
         task = modes.with_kept_choice(task, values.logdir)
-    options = registry.Options(
-        **{
-            field.name: getattr(values, field.name)
-            for field in dataclasses.fields(registry.Options)
-        }
-    )
-    modes.check_options(options, values.mode)
+    modes.check_flags(values)
     if values.mode not in modes.MODES:
         from lingvo_gpipe.run import process
 
@@ -204,7 +197,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
                 should_stop=stop.should_stop,
                 note_step=note_step,
                 rebuild=lambda size, value: task_of(values, recipe.resized(size, value)),
-                options=options,
+                flags=values,
             )
         )
     return 0 if stop.seen is None else 128 + stop.seen

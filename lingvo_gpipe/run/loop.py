@@ -40,6 +40,7 @@ from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.plan import auto, describe
+from lingvo_gpipe.plan.hosts import Hosts
 from lingvo_gpipe.run import (
     checkpoints,
     evaluation,
@@ -50,7 +51,7 @@ from lingvo_gpipe.run import (
 )
 from lingvo_gpipe.run.examples import Examples
 from lingvo_gpipe.run.learner import Learner
-from lingvo_gpipe.run.profiles import NO_PROFILES, Profiles, Recorder
+from lingvo_gpipe.run.profiles import Recorder
 from lingvo_gpipe.run.run_state import RunState
 from lingvo_gpipe.run.tensorboard import RunWriters, StepReport
 from lingvo_gpipe.task import Task
@@ -85,10 +86,10 @@ class _Options:
 
     evaluate: bool
     report: Callable[[str], None]
-    should_stop: Callable[[], bool] = lambda: False
-    note_step: Callable[[int], None] = lambda _: None
-    profiles: Profiles = NO_PROFILES
-    callbacks: Sequence[keras.callbacks.Callback] = ()
+    should_stop: Callable[[], bool]
+    note_step: Callable[[int], None]
+    profile_steps: range
+    callbacks: Sequence[keras.callbacks.Callback]
 
 
 def run(
@@ -100,7 +101,9 @@ def run(
     report: Callable[[str], None] = logging.info,
     should_stop: Callable[[], bool] = lambda: False,
     note_step: Callable[[int], None] = lambda _: None,
-    profiles: Profiles = NO_PROFILES,
+    profile_layers: bool = False,
+    profile_steps: range = range(0),
+    hosts: Hosts | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Result:
     """Train a task, or continue its training.
@@ -114,8 +117,9 @@ def run(
         report: receives each line that a user should read.
         should_stop: called before each update; once it returns True, the run saves and returns.
         note_step: called with the number of each update, before it begins.
-        profiles: what is measured, or known of the hosts: layers before a schedule is chosen, slots
-            of some updates.
+        profile_layers: whether the schedule "auto" is chosen by measured times of layers.
+        profile_steps: updates whose slots are timed, from 1 on.
+        hosts: links and memory by which "auto" chooses; they place no cell. None: not known.
         callbacks: called besides `train.callbacks`; their `model` is a `callbacks.RunModel`.
 
     Raises:
@@ -130,11 +134,9 @@ def run(
     params = task.complete(params, source)
     with log_directory.locked(folder):
         kept = log_directory.kept_values(folder)
-        params = auto.resolved(
-            params, report, kept=kept, profile=profiles.layers, cluster=profiles.hosts
-        )
+        params = auto.resolved(params, report, kept=kept, profile=profile_layers, cluster=hosts)
         change = log_directory.check_params(folder, params, report)
-        options = _Options(evaluate, report, should_stop, note_step, profiles, callbacks)
+        options = _Options(evaluate, report, should_stop, note_step, profile_steps, callbacks)
         with contextlib.closing(_Training(params, source, folder, options)) as training:
             training.restore(start, change)
             log_directory.keep_assets(folder, source.assets())
@@ -165,8 +167,8 @@ class _Training:
         pipe = self._pipe = self._learner.pipe
         evaluation.check_names(pipe, params.eval)
         self._recorder: Recorder | None = None
-        if options.profiles.steps:
-            self._recorder = Recorder(options.profiles.steps, self._learner, logdir, options.report)
+        if options.profile_steps:
+            self._recorder = Recorder(options.profile_steps, self._learner, logdir, options.report)
         self._source = worker_input.source_of(source, pipe.executor, options.report)
         if options.evaluate:
             self._source.evaluation(params.eval.split)  # refused now, not after hours

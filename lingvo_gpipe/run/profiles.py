@@ -22,7 +22,6 @@ from lingvo_gpipe.console import units
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.network import analysis, replicas
 from lingvo_gpipe.plan import slot_times
-from lingvo_gpipe.plan.hosts import Hosts
 from lingvo_gpipe.run import tensorboard
 from lingvo_gpipe.run.learner import Learner
 from lingvo_gpipe.schedule import breakdown, drawing, simulate
@@ -31,25 +30,6 @@ from lingvo_gpipe.schedule.slot import Slot
 FOLDER = "timeline"
 """Folder of a log directory, for the traces."""
 _STEPS = re.compile(r"([0-9]{1,12}):([0-9]{1,12})", re.ASCII)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Profiles:
-    """What a run measures, and what is known of its hosts.
-
-    Attributes:
-        steps: updates whose slots are timed, from 1 on.
-        layers: whether times of layers are measured, by which `--schedule=auto` chooses.
-        hosts: links and memory by which `--schedule=auto` chooses; they place no cell. None: not
-            known.
-    """
-
-    steps: range = range(0)
-    layers: bool = False
-    hosts: Hosts | None = None
-
-
-NO_PROFILES = Profiles()
 
 
 def parse_steps(text: str) -> range:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-from lingvo_gpipe import registry
+from lingvo_gpipe import registry, trainer
 
 
-def job(task: Any, logdir: Path | None, lines: list[str], **fields: Any) -> registry.Job:
-    """Return a job whose reports are added to `lines`; `fields` are others of it."""
+def job(
+    task: Any, logdir: Path | None, lines: list[str], *flags: str, **fields: Any
+) -> registry.Job:
+    """Return a job whose reports are added to `lines`, with flags and other fields."""
     others = {"checkpoint": None, "should_stop": lambda: False, "rebuild": Mock()} | fields
+    others["flags"] = trainer.read_flags(flags)
     return registry.Job(model="toy", task=task, logdir=logdir, report=lines.append, **others)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lingvo_gpipe import errors, layers, modes, registry, schedule
+from lingvo_gpipe import errors, layers, modes, schedule
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, describe, hosts, profiling, report, slot_times, step_plan
 from lingvo_gpipe.run import checkpoints, loop
-from lingvo_gpipe.run.profiles import Profiles
 from lingvo_gpipe.schedule.recompute import Work
+from tests.support import jobs
 from tests.tiny_task import tiny_task
 
 
@@ -169,7 +169,7 @@ def test_a_run_keeps_a_choice_by_measured_times(
         return (long, *[short] * 7)
 
     monkeypatch.setattr(profiling, "layer_times", measured)
-    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(layers=True))
+    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
     assert [line for line in lines if line.startswith("auto: ")]
     num_calls = len(calls)
     kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
@@ -179,7 +179,7 @@ def test_a_run_keeps_a_choice_by_measured_times(
     # It goes on without measuring again.
     lines.clear()
     task.train.max_steps = 3
-    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(layers=True))
+    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
     assert not [line for line in lines if line.startswith("auto: ") or "model." in line]
     assert len(calls) == num_calls
     assert repr(modes.with_kept_choice(task, str(tmp_path)).model.cuts) == cuts
@@ -353,21 +353,6 @@ def test_measured_programs_decide_how_many_cells_a_device_has(
 TIMES = (Work(1.0, 2.0, 1.0, 3.0),) * 8
 
 
-def run_mode(task: Any, mode: str, lines: list[str], logdir: Path, **options: Any) -> None:
-    """Run a mode of the trainer on a task."""
-    job = registry.Job(
-        model="tiny",
-        task=task.copy(),
-        logdir=logdir,
-        checkpoint=None,
-        report=lines.append,
-        should_stop=lambda: False,
-        rebuild=lambda *_: task,
-        options=registry.Options(**options),
-    )
-    modes.MODES[mode](job)
-
-
 def test_plan_and_training_choose_by_the_same_hosts(tmp_path: Path) -> None:
     task = deep(num_partitions=3)
     task.train.max_steps = 0
@@ -375,7 +360,9 @@ def test_plan_and_training_choose_by_the_same_hosts(tmp_path: Path) -> None:
 
     def lines_of(mode: str, shape: str) -> list[str]:
         lines: list[str] = []
-        run_mode(task, mode, lines, tmp_path / f"{mode}-{shape[:3]}", hosts=shape)
+        logdir = tmp_path / f"{mode}-{shape[:3]}"
+        job = jobs.job(task.copy(), logdir, lines, f"--hosts={shape}", rebuild=lambda *_: task)
+        modes.MODES[mode](job)
         (chosen,) = [line for line in lines if line.startswith("auto: ")]
         return chosen.splitlines()[:3]
 

@@ -19,7 +19,6 @@ from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import checkpoints, loop, profiles
-from lingvo_gpipe.run.profiles import Profiles
 from lingvo_gpipe.schedule import breakdown, simulate
 from tests.support import saved
 from tests.tiny_task import tiny_task
@@ -67,7 +66,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
     for name, chosen in (("plain", range(0)), ("timed", range(2, 4))):
         task = tiny_task(max_steps=4, accumulate=accumulate)
         task.model.set(num_partitions=2, num_micro_batches=4, num_replicas=num_replicas)
-        loop.run(task, tmp_path / name, report=lines.append, profiles=Profiles(chosen))
+        loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
     plain, timed = (
         saved.values(checkpoints.newest(str(tmp_path / name / "checkpoints")) or "")
         for name in ("plain", "timed")
@@ -124,7 +123,7 @@ def test_times_of_workers_are_by_the_clock_of_the_chief(
     task, lines = tiny_task(max_steps=2), list[str]()
     task.model.set(num_micro_batches=4, schedule="interleaved", cells_per_device=2)
     task.model.set(num_partitions=2, devices=tuple(workers.values()))
-    loop.run(task, tmp_path, report=lines.append, profiles=Profiles(range(2, 3)))
+    loop.run(task, tmp_path, report=lines.append, profile_steps=range(2, 3))
     trace = json.loads((tmp_path / "timeline" / "step_2_replica_0.json").read_text())
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 0]
     ends = {event["name"]: event["ts"] + event["dur"] for event in slots}
@@ -141,8 +140,8 @@ def test_a_trace_that_cannot_be_written_is_a_warning(
     """Whatever is in the way, as a full disk: the run goes on."""
     folder, lines = tmp_path / "timeline", list[str]()
     folder.touch()
-    profiles = Profiles(range(2, 3))
-    result = loop.run(tiny_task(max_steps=3), tmp_path, report=lines.append, profiles=profiles)
+    chosen = range(2, 3)
+    result = loop.run(tiny_task(max_steps=3), tmp_path, report=lines.append, profile_steps=chosen)
     assert result.step == 3
     assert f"{folder}/step_2_replica_0.json cannot be written: " in caplog.text
     assert any(line.startswith("step 2:") for line in lines)
@@ -150,7 +149,7 @@ def test_a_trace_that_cannot_be_written_is_a_warning(
 
 def test_steps_that_a_run_does_not_reach_are_reported(tmp_path: Path) -> None:
     lines: list[str] = []
-    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profiles=Profiles(range(5, 7)))
+    loop.run(tiny_task(max_steps=2), tmp_path, report=lines.append, profile_steps=range(5, 7))
     assert (
         "--profile_steps=5:7: this run has computed none of these steps; its last one was 2"
     ) in lines

@@ -155,7 +155,7 @@ def _run_as_chief(values: argparse.Namespace, channel: child.Channel) -> int:
         if not chief.lost_a_worker(error):
             raise
         output.note(f"the chief ends, to be started again: {error}")
-        return os.EX_TEMPFAIL
+        return child.START_AGAIN
 
 
 def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _: None) -> int:

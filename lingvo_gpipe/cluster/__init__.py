@@ -9,5 +9,9 @@ again. The supervisors of a run talk over one TCP connection per worker, the lea
            │ starts                          │ starts
          chief ──── TensorFlow's gRPC ──── worker             `chief`, `run.worker`
 
-Cells, schedules and checkpoints do not occur here.
+A loss is seen by a supervisor whose process ended or stopped (`child`), by a lease without an
+answer (`lease`), by a worker that cannot reach another one (`peers`), or by the chief, where an
+operation of TensorFlow fails (`chief`) or does not return (`execution.monitoring`). Then
+`chief_supervisor` starts all processes again, and the run goes on from its newest whole checkpoint
+(`run.run_state`). Cells, schedules and checkpoints do not occur here.
 """

@@ -45,7 +45,7 @@ class Chief:
         }
         self._channel.write(chief_supervisor.NEEDS + json.dumps(needs))
         if self._channel.wait() != chief_supervisor.GO:
-            os._exit(os.EX_TEMPFAIL)  # without its supervisor nobody would end it
+            os._exit(child.START_AGAIN)  # without its supervisor nobody would end it
         os.environ["GRPC_FAIL_FAST"] = "true"  # the supervisor knows that they are there
         _without_spinning()
         tf.config.experimental_connect_to_cluster(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import signal
 import socket
 import tempfile
@@ -44,7 +43,7 @@ class FaultError(Exception):
     """Something of an attempt is lost; its text says what."""
 
 
-Link: TypeAlias = "lease.Connection | worker_supervisor.Worker"
+Link: TypeAlias = "lease.Connection | worker_supervisor.WorkerProcess"
 """What the chief's supervisor asks a worker by: a lease, or the worker process itself."""
 
 
@@ -124,7 +123,7 @@ class _Attempt:
         self._received = received  # signals to pass on
         self._passed_on = 0
         self._is_connected = False
-        self._workers = [_Worker(options, i) for i in range(len(options.cluster.workers))]
+        self._workers = [_WatchedWorker(options, i) for i in range(len(options.cluster.workers))]
         self._tasks: list[asyncio.Task[Any]] = []
         # What TensorFlow writes there, a process that is killed does not remove.
         self._temporary = tempfile.TemporaryDirectory(
@@ -160,7 +159,7 @@ class _Attempt:
         code = await chief
         if code < 0 and not self._received:
             raise FaultError(f"{self._name} was {child.ending(code)}")
-        if code == os.EX_TEMPFAIL:  # the chief cannot go on, but could after a new start
+        if code == child.START_AGAIN:
             raise FaultError(f"{self._name} could not go on")
         return code if code >= 0 else 128 - code
 
@@ -225,7 +224,7 @@ class _Attempt:
         self._temporary.cleanup()
 
 
-class _Worker:
+class _WatchedWorker:
     """A worker, as the chief's supervisor sees it.
 
     Attributes:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 STOPPED_AFTER_S = 1.25
 """For how long a process is seen stopped (by SIGSTOP or a debugger) until it counts as lost."""
+START_AGAIN = os.EX_TEMPFAIL
+"""Exit code of a chief that cannot go on, but whose next process can."""
 _CHANNEL = "LINGVO_GPIPE_SUPERVISOR"
 _PR_SET_PDEATHSIG = 1
 _MAX_LINE_BYTES = 2**20

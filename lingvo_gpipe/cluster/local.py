@@ -104,7 +104,7 @@ def _unshare() -> None:
 
 async def start_worker(
     cluster: members.Cluster, index: int, command: Sequence[str] = worker_supervisor.SERVER
-) -> worker_supervisor.Worker:
+) -> worker_supervisor.WorkerProcess:
     """Start a worker process on its share of this machine's cores and GPUs.
 
     Args:
@@ -117,7 +117,7 @@ async def start_worker(
     if own_gpus := shares(gpus(os.environ), count)[index]:
         environment[chief_supervisor.GPUS] = ",".join(own_gpus)
     cores = shares(sorted(os.sched_getaffinity(0)), count)[index]
-    return worker_supervisor.Worker(cluster, index, command, environment, cores)
+    return worker_supervisor.WorkerProcess(cluster, index, command, environment, cores)
 
 
 def shares(items: Sequence[_Item], count: int) -> list[list[_Item]]:

@@ -28,8 +28,8 @@ _MAX_EARLY_ENDS = 3
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-class Worker:
-    """A worker process.
+class WorkerProcess:
+    """A worker's process, on this machine.
 
     Attributes:
         host: name of this host.
@@ -125,7 +125,7 @@ class _Supervisor:
         self._report = report
         self._command = command
         self._name = f"worker {index}"
-        self._worker: Worker | None = None
+        self._worker: WorkerProcess | None = None
         self._early_ends = 0
 
     async def serve(self) -> int:
@@ -193,7 +193,7 @@ class _Supervisor:
             if watch is not None:
                 watch.cancel()
 
-    async def _running_worker(self) -> Worker:
+    async def _running_worker(self) -> WorkerProcess:
         """Return the worker process; start one, unless one runs."""
         if self._worker is not None and (fault := self._worker.fault()) is not None:
             self._early_ends += 1
@@ -204,7 +204,7 @@ class _Supervisor:
                     "above, say why"
                 )
         if self._worker is None:
-            self._worker = Worker(self._cluster, self._index, self._command)
+            self._worker = WorkerProcess(self._cluster, self._index, self._command)
         return self._worker
 
     async def end_worker(self) -> None:

@@ -61,7 +61,7 @@ def test_a_worker_that_has_ended_leaves_its_reason(line: str, fault: str) -> Non
     imports = "from lingvo_gpipe.cluster import child\n"
     program = f"{imports}child.channel().write({line!r}); raise SystemExit(3)"
     cluster = members.Cluster("a:1", ("b:2",))
-    worker = worker_supervisor.Worker(cluster, 0, (sys.executable, "-c", program))
+    worker = worker_supervisor.WorkerProcess(cluster, 0, (sys.executable, "-c", program))
     wait_for(worker.fault, "the end")
     assert worker.fault() == fault
     asyncio.run(worker.close())

@@ -20,13 +20,12 @@ from lingvo_gpipe.optim.learning_rates import (
 from lingvo_gpipe.optim.optimizer import Optimizer
 from lingvo_gpipe.optim.options import Average, LossScale, WeightDecay
 from lingvo_gpipe.optim.rmsprop import RMSProp
-from lingvo_gpipe.optim.rule import Division, Rule, RuleInputs, SlotSpec
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 from lingvo_gpipe.optim.update import Updater
 
 __all__ = [
     "Adafactor",
     "Average",
-    "Division",
     "InverseSquareRoot",
     "KerasLearningRate",
     "KerasRule",

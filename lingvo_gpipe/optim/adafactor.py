@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import hyperparams
 from lingvo_gpipe.optim import fields
-from lingvo_gpipe.optim.rule import Array, Division, Rule, RuleInputs, Shape, SlotSpec
-
-_FACTORS = ("row", "column")  # of a matrix, by the axis that each one has
+from lingvo_gpipe.optim.rule import Rule, RuleInputs, Shape, SlotSpec
 
 
 class Adafactor(Rule):
@@ -110,74 +105,6 @@ class Adafactor(Rule):
             change = new["momentum"] = share * slots["momentum"] + (1.0 - share) * change
         return weight - change, new
 
-    def redivided(
-        self, parts: Sequence[Mapping[str, Array]], division: Division
-    ) -> list[dict[str, Array]]:
-        """Return the slots of other slices of a weight; see `Rule.redivided`.
-
-        Row and column are means of v, so those of the whole weight follow from those of its slices,
-        up to rounding. The slices receive the means, over the slice, of the v that the whole
-        weight's row and column stand for: the next update would divide by the same v.
-
-        >>> rule = Adafactor.Params(min_factored=2).instantiate()
-        >>> whole = {"row": np.array([1.0, 3.0, 5.0, 7.0]), "column": np.array([2.0, 6.0])}
-        >>> for slots in rule.redivided([whole], Division((4, 2), 0, (4,), (2, 2))):
-        ...     print(slots["row"], slots["column"])
-        [1. 3.] [1. 3.]
-        [5. 7.] [3. 9.]
-        """
-        whole_axes = self._factored_axes(division.shape)
-        if whole_axes is None:
-            return super().redivided(parts, division)
-        if len(division.shape) != 2:
-            raise errors.ParamsError(
-                f"Adafactor: slots of a weight of {list(division.shape)} numbers cannot be joined "
-                "or divided, those of matrices can. Start from the weights alone (--mode=train "
-                "--checkpoint)"
-            )
-        slices = self._divided_factors(self._joined_factors(parts, division), division)
-        if self.params.momentum:
-            momentum = division.joined([part["momentum"] for part in parts])
-            for slots, value in zip(slices, division.divided(momentum), strict=True):
-                slots["momentum"] = value
-        return slices
-
-    def _joined_factors(
-        self, parts: Sequence[Mapping[str, Array]], division: Division
-    ) -> dict[str, Array]:
-        """Return row and column of the whole matrix."""
-        factors = {}
-        for axis, name in enumerate(_FACTORS):
-            values = [
-                part[name] if name in part else part["second_moment"].mean(1 - axis)
-                for part in parts
-            ]
-            if axis == division.axis or len(values) == 1:
-                factors[name] = np.concatenate(values)
-            else:
-                mean = np.average(values, axis=0, weights=division.before)
-                factors[name] = mean.astype(values[0].dtype)
-        return factors
-
-    def _divided_factors(
-        self, factors: Mapping[str, Array], division: Division
-    ) -> list[dict[str, Array]]:
-        """Return the slots, without the momentum, of the slices that are wanted."""
-        along, across = _FACTORS[division.axis], _FACTORS[1 - division.axis]
-        if len(division.after) == 1:
-            return [dict(factors)]
-        lengths = Division((division.shape[division.axis],), 0, division.before, division.after)
-        mean = factors[along].mean(dtype=np.float64)
-        slices = []
-        for values in lengths.divided(factors[along]):
-            share = values.mean(dtype=np.float64) / mean if mean else 1.0
-            slots = {along: values, across: (factors[across] * share).astype(values.dtype)}
-            shape = division.slice_shape(len(values))
-            if self._factored_axes(shape) is None:
-                slots = {"second_moment": _product(slots, shape)}
-            slices.append(slots)
-        return slices
-
     def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Return the axes of the two largest dimensions in order; None: not factored."""
         largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
@@ -188,12 +115,3 @@ class Adafactor(Rule):
 
 def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
-
-
-def _product(factors: Mapping[str, Array], shape: Shape) -> Array:
-    """Return the v whose means are row and column of a matrix."""
-    mean = factors["row"].mean(dtype=np.float64)
-    if not mean:
-        return np.zeros(shape, factors["row"].dtype)
-    product = np.outer(factors["row"].astype(np.float64), factors["column"]) / mean
-    return product.astype(factors["row"].dtype)

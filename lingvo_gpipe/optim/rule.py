@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams
+from lingvo_gpipe import hyperparams
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -63,35 +60,6 @@ class RuleInputs:
     step: tf.Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Division:
-    """An axis along which a weight is divided, and the sizes of its slices before and after.
-
-    Attributes:
-        shape: of the whole weight.
-        axis: the axis.
-        before: sizes of the slices that a checkpoint has.
-        after: sizes of the slices that are wanted.
-    """
-
-    shape: Shape
-    axis: int
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def slice_shape(self, size: int) -> Shape:
-        """Return the shape of a slice."""
-        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        """Return the whole weight, or a slot of its shape."""
-        return np.concatenate(parts, self.axis) if len(parts) > 1 else parts[0]
-
-    def divided(self, whole: Array) -> list[Array]:
-        """Return the wanted slices of the whole weight, or of a slot of its shape."""
-        return np.split(whole, list(itertools.accumulate(self.after[:-1])), self.axis)
-
-
 class Rule(hyperparams.Configurable):
     """An update rule of one weight; subclasses define `slots` and `update`, both pure."""
 
@@ -109,36 +77,3 @@ class Rule(hyperparams.Configurable):
         Weights with slots of equal names, shapes and dtypes share one trace: `inputs.path` is the
         path of the first of them, and nothing else may depend on it.
         """
-
-    def redivided(
-        self, parts: Sequence[Mapping[str, Array]], division: Division
-    ) -> list[dict[str, Array]]:
-        """Return the slots of other slices of a weight.
-
-        This one joins and divides slots of the weight's shape, and keeps equal scalars.
-
-        Args:
-            parts: slots of each slice that there is, by name.
-            division: of the weight.
-
-        Raises:
-            ParamsError: a slot is neither.
-        """
-        shapes = [division.slice_shape(size) for size in division.before]
-        slots: list[dict[str, Array]] = [{} for _ in division.after]
-        for name in parts[0]:
-            values = [part[name] for part in parts]
-            if [value.shape for value in values] == shapes:
-                new = division.divided(division.joined(values))
-            elif not values[0].shape and all(np.array_equal(values[0], v) for v in values):
-                new = [values[0]] * len(slots)
-            else:
-                raise errors.ParamsError(
-                    f"slot {name!r} of {list(values[0].shape)} numbers, of a weight of "
-                    f"{list(shapes[0])}, can neither be joined nor divided. Start "
-                    "from the weights alone (--mode=train --checkpoint), or write the optimizer "
-                    "as a Rule with its own `redivided`"
-                )
-            for part, value in zip(slots, new, strict=True):
-                part[name] = value
-        return slots

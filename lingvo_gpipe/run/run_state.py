@@ -64,7 +64,6 @@ class RunState:
                 params.to_text(),
                 thread=self._thread,
                 parts=learner.saved_parts,
-                rule=learner.updater.optimizer.rule,
                 keep=keep,
                 resumed_from=str(logdir / log_directory.CHECKPOINTS),
             )

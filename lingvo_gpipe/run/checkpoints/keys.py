@@ -46,6 +46,15 @@ def slot(path: str, name: str) -> str:
     return f"slots/{path}/{name}"
 
 
+def is_of_a_slice(key: str) -> bool:
+    """Return whether a key is that of a slot which fits one slice alone; see `parts`.
+
+    >>> is_of_a_slice("slots/softmax/kernel/row/10 4 0,6:-")
+    True
+    """
+    return " " in key
+
+
 def loss_scale(name: str) -> str:
     """Return the key of a variable of the loss scale."""
     return f"loss_scale/{name}"
@@ -103,7 +112,7 @@ def parts(
 
     The variable `rest` of a layer `X` is `X_n/rest` in slice n. Where a slot is not of its weight's
     shape (row and column of Adafactor), the slots of that weight have keys of their own for each
-    slice, which name the part; see `redividing`.
+    slice, which end in TensorFlow's `shape_and_slice`: they fit no other slices.
 
     Args:
         params: params of the network.
@@ -133,7 +142,7 @@ def parts(
             part_of[path] = Part.along(whole, shape, axis, first, spec.shape[axis])
             firsts[whole] = first + spec.shape[axis]
     slots = {} if updater is None else updater.slots
-    redivided = {
+    apart = {
         part_of[path].key
         for (path, _), value in slots.items()
         if path in part_of and tuple(value.shape) != specs[path].shape
@@ -147,7 +156,7 @@ def parts(
         if (part := part_of.get(path)) is None:
             continue
         whole_key = slot(part.key, name)
-        if part.key not in redivided:
+        if part.key not in apart:
             part_of_key[slot(path, name)] = dataclasses.replace(part, key=whole_key)
         elif specs[path].shape == part.shape:
             part_of_key[slot(path, name)] = Part(whole_key, tuple(value.shape))

@@ -7,16 +7,16 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
 
-from lingvo_gpipe import errors, optim, packing
+from lingvo_gpipe import errors, packing
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.run.checkpoints import files, redividing
+from lingvo_gpipe.run.checkpoints import files, keys
 from lingvo_gpipe.run.checkpoints.keys import Part
-from lingvo_gpipe.run.checkpoints.saved import Array, SavedValues, reason
+from lingvo_gpipe.run.checkpoints.saved import SavedValues, reason
 
 Variables = Mapping[str, packing.Variable]
 
@@ -117,7 +117,6 @@ class Checkpoints:
         *,
         thread: WriterThread | None = None,
         parts: Mapping[str, Part] | None = None,
-        rule: optim.Rule | None = None,
         keep: int = 3,
         resumed_from: str | None = None,
     ) -> None:
@@ -129,7 +128,6 @@ class Checkpoints:
             params_text: stored with each checkpoint.
             thread: writes them; None: each is on the disk when `save` returns.
             parts: see `keys.parts`.
-            rule: update rule of the optimizer, which computes its state for other slices.
             keep: number of checkpoints to keep, newest first.
             resumed_from: the directory whose newest one the run would continue from; None: this.
 
@@ -143,7 +141,6 @@ class Checkpoints:
         self._thread = thread or WriterThread()
         self._waits = thread is None
         self._parts = parts or {}
-        self._rule = rule
         self._keep = keep
         self._resumed_from = resumed_from or directory
         self._save = outer_function.OuterFunction(self._saved)
@@ -245,9 +242,7 @@ class Checkpoints:
         Raises:
             CheckpointError: all are torn; or one is of another network, or cannot be read now.
         """
-        restored = restore(
-            self.directory, self._variables, self._parts, whole=True, rule=self._rule
-        )
+        restored = restore(self.directory, self._variables, self._parts, whole=True)
         if restored is not None:
             files.set_aside(prefix for prefix, _ in restored.torn)
             self._present = restored.path
@@ -260,7 +255,6 @@ def restore(
     parts: Mapping[str, Part],
     *,
     whole: bool = False,
-    rule: optim.Rule | None = None,
 ) -> Restored | None:
     """Assign all variables their saved values.
 
@@ -270,7 +264,6 @@ def restore(
         parts: see `keys.parts`.
         whole: whether they are all that was saved (evaluation has no slots), and the text of the
             params must be whole, too.
-        rule: update rule of the optimizer, which computes its state for other slices.
 
     Returns:
         What was restored; None if the directory has no checkpoint.
@@ -287,19 +280,12 @@ def restore(
             if whole:
                 files.params_text(prefix)
             saved = SavedValues(prefix)
-            computed, sources = dict[str, Array](), set[str]()
-            if rule is not None:
-                computed, sources = redividing.redivided(saved, variables, parts, rule)
             pairs = [
                 (parts.get(key) or Part(key, tuple(variable.shape)), variable)
                 for key, variable in variables.items()
-                if key not in computed
             ]
-            _check(saved, pairs, prefix, sources if whole else saved.shapes)
+            _check(saved, pairs, prefix, whole=whole)
             saved.assign(pairs)
-            packing.assign(
-                (variables[key], tf.convert_to_tensor(value)) for key, value in computed.items()
-            )
             return Restored(prefix, files.step_of(prefix), tuple(torn))
         except files.DamagedError as error:
             torn.append((prefix, error.reason))
@@ -343,7 +329,8 @@ def _check(
     saved: SavedValues,
     pairs: Sequence[tuple[Part, packing.Variable]],
     prefix: str,
-    unused: Collection[str],
+    *,
+    whole: bool,
 ) -> None:
     """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables.
 
@@ -351,11 +338,17 @@ def _check(
         saved: its values.
         pairs: part of a saved value, and the variable that receives it.
         prefix: its prefix.
-        unused: keys that need no variable.
+        whole: whether each saved value needs a variable.
     """
     wanted = {part.key for part, _ in pairs}
     missing = wanted - saved.shapes.keys()
-    extra = saved.shapes.keys() - wanted - set(unused)
+    extra = saved.shapes.keys() - wanted if whole else set[str]()
+    if divided := sorted(key for key in missing | extra if keys.is_of_a_slice(key)):
+        raise errors.CheckpointError(
+            f"{prefix} is of other slices: {divided[0]} is not of its weight's shape, so it cannot "
+            "be divided again. Give the slices that it was written with, or start from the weights "
+            f"alone: --checkpoint={prefix} and another --logdir"
+        )
     misfits = [
         misfit
         for part, variable in pairs

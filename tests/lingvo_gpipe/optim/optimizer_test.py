@@ -298,23 +298,3 @@ def test_a_wrong_learning_rate_is_refused() -> None:
     for rate in (float("nan"), float("inf")):
         with pytest.raises(errors.ParamsError, match=f"learning_rate={rate} is not a finite n"):
             make("SGD", learning_rate=rate)
-
-
-# --- slices ---------------------------------------------------------------------------------------
-
-
-def test_slots_of_a_weight_s_shape_and_equal_scalars_follow_its_slices() -> None:
-    rule = optim.KerasRule.Params(name="Nadam").instantiate()
-    division = optim.Division((2, 4), 1, (3, 1), (1, 2, 1))
-    moment, product = np.arange(8.0).reshape(2, 4), np.array(0.5)
-    parts = [{"m": moment[:, :3], "u": product}, {"m": moment[:, 3:], "u": product}]
-    first, second, third = rule.redivided(parts, division)
-    np.testing.assert_array_equal(first["m"], [[0.0], [4.0]])
-    np.testing.assert_array_equal(second["m"], [[1.0, 2.0], [5.0, 6.0]])
-    np.testing.assert_array_equal(third["m"], [[3.0], [7.0]])
-    assert first["u"] == second["u"] == third["u"] == 0.5
-    parts[1]["u"] = np.array(0.25)
-    with pytest.raises(errors.ParamsError, match=r"^slot 'u' of \[\] numbers, of a weight of"):
-        rule.redivided(parts, division)
-    with pytest.raises(errors.ParamsError, match=r"^slot 'r' of \[3\] numbers, of a weight of"):
-        rule.redivided([{"r": np.ones(3)}, {"r": np.ones(1)}], division)

@@ -182,21 +182,6 @@ def test_a_second_copy_is_named(module: str, source: str) -> None:
     assert "second copy" in found
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("lingvo_gpipe.execution.executor", "from lingvo_gpipe import errors\nimport tensorflow"),
-        ("lingvo_gpipe.layers.dense", "from lingvo_gpipe.layers import base\nfrom . import pool"),
-        ("lingvo_gpipe.schedule.named", "from lingvo_gpipe.schedule import table\nimport numpy"),
-        ("lingvo_gpipe.tasks.image.net", "from lingvo_gpipe import task, registry"),
-        ("lingvo_gpipe.params.image.digits", "from lingvo_gpipe.tasks.image import convnet"),
-        ("benchmarks.bound", "import lingvo_gpipe.params.image\nfrom lingvo_gpipe import task"),
-    ],
-)
-def test_a_right_import_passes(module: str, source: str) -> None:
-    assert faults(module, source) == []
-
-
 def modules_loaded_by(source: str) -> set[str]:
     """Run `source` in a new interpreter and return the modules that are loaded afterwards."""
     report = "\nimport sys\nprint(*sys.modules)"

@@ -219,6 +219,29 @@ def own_files(folder: Path, document: str = "docs/first_model.md") -> dict[str, 
     return found
 
 
+@pytest.fixture
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder whose packages can be imported, and forget them afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    forget_packages_of_the_user()
+
+
+def forget_packages_of_the_user() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
+        del sys.modules[name]
+
+
+def trainer_calls(document: str) -> list[tuple[list[str], list[str]]]:
+    """Return the trainer's arguments in a document's first session, and the lines shown below."""
+    session = fenced(document, "console")[0]
+    calls = re.findall(
+        r"^\$ python -m lingvo_gpipe\.trainer (.+)\n((?:[^$].*\n)*)", session, flags=re.MULTILINE
+    )
+    return [(shlex.split(arguments), shown.splitlines()) for arguments, shown in calls]
+
+
 class Runs:
     """Runs blocks in this process, and fails if TensorFlow logs a warning."""
 
@@ -323,14 +346,11 @@ def test_keras_model_is_cut(tmp_path: Path, run_block: Runs) -> None:
 
 
 def test_a_keras_model_trains_and_goes_back_into_keras(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = own_files(tmp_path, "docs/from_keras.md")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (session,) = fenced("docs/from_keras.md", "console")
-    command, *shown = session.splitlines()
-    assert trainer.run(shlex.split(command)[4:]) == 0
+    files = own_files(user_folder, "docs/from_keras.md")
+    ((arguments, shown),) = trainer_calls("docs/from_keras.md")
+    assert trainer.run(arguments) == 0
     out = capsys.readouterr().out
     for line in shown:
         wanted = re.escape(line).replace("…", r"(\d+)")
@@ -383,36 +403,18 @@ def test_what_the_walkthrough_watches_is_written() -> None:
     assert [name for name in watched if name not in texts_of_the_code()] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["KerasMetric", "AuxiliaryLoss", "jit_compile", "tie", "network.inputs", "score.max_sentences"],
-)
-def test_what_the_reference_cannot_explain_is_written_by_hand(name: str) -> None:
-    spans = [span for page in NAMES if page != "CHANGELOG.md" for span in code(page)]
-    shown = [block for page in NAMES for block in fenced(page, "python")]
-    pattern = rf"(?<!\w){re.escape(name)}\b"
-    assert any(re.search(pattern, text) for text in [*spans, *shown])
-
-
-def test_what_lingvo_becomes_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = own_files(tmp_path, "docs/from_lingvo.md")
+def test_what_lingvo_becomes_trains(user_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = own_files(user_folder, "docs/from_lingvo.md")
     assert set(files) == {  # the first and the third are Lingvo's
         "lm_small_in_lingvo.py",
         "mymodels/lm/small.py",
         "gate_in_lingvo.py",
         "gate.py",
     }
-    (session,) = fenced("docs/from_lingvo.md", "console")
-    command, shown = session.splitlines()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert trainer.run(shlex.split(command)[4:]) == 0
+    ((arguments, (shown,)),) = trainer_calls("docs/from_lingvo.md")
+    assert trainer.run(arguments) == 0
     wanted = re.escape(shown).replace("…", "")
     assert re.search(wanted, capsys.readouterr().err)
-    for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
-        del sys.modules[name]
     gate = runpy.run_path(str(files["gate.py"]))["Gate"].Params(name="gate")
     pipe = pipelining.PipeliningLayer.Params(layers=[gate]).instantiate()
     x = tf.ones([3, 2])
@@ -421,48 +423,35 @@ def test_what_lingvo_becomes_trains(
 
 
 @pytest.mark.slow
-def test_own_package_trains_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = own_files(tmp_path)["mymodels/lab/small.py"]
+def test_own_package_trains_by_name(user_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = own_files(user_folder)["mymodels/lab/small.py"]
     assert len(package.read_text().splitlines()) <= 32
-    (session,) = fenced("docs/first_model.md", "console")
-    commands = re.findall(r"^\$ (.+)\n((?:[^$].*\n)*)", session, flags=re.MULTILINE)
-    assert len(commands) == 3
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for command, shown in commands:
-        words = shlex.split(command)
-        assert words[:3] == ["python", "-m", "lingvo_gpipe.trainer"]
-        code = trainer.run(words[3:])
+    calls = trainer_calls("docs/first_model.md")
+    assert len(calls) == 3
+    for arguments, shown in calls:
+        code = trainer.run(arguments)
         out, err = capsys.readouterr()
         assert code == 0, err
-        for line in shown.splitlines():
+        for line in shown:
             wanted = re.escape(line).replace("…", r"\d+")
             assert any(re.match(wanted, told) for told in out.splitlines()), (
                 f"{line!r} not in:\n{out}"
             )
-        for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
-            del sys.modules[name]  # as in a new process
+        forget_packages_of_the_user()  # as in a new process
 
 
 def test_own_callback_ends_a_run_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, block = fenced("docs/callbacks.md", "python")
-    package = tmp_path / block.splitlines()[0].removeprefix("# ")
+    package = user_folder / block.splitlines()[0].removeprefix("# ")
     package.parent.mkdir()
     package.write_text(block)
     assert len(block.splitlines()) <= 16
-    session = fenced("docs/callbacks.md", "console")[0]
-    command, shown = session.splitlines()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert trainer.run(shlex.split(command)[4:]) == 0
+    ((arguments, (shown,)),) = trainer_calls("docs/callbacks.md")
+    assert trainer.run(arguments) == 0
     wanted = re.escape(shown).replace("…", r"\d+")
     assert any(re.fullmatch(wanted, line) for line in capsys.readouterr().out.splitlines())
-    for name in [name for name in sys.modules if name.split(".")[0] == "mymodels"]:
-        del sys.modules[name]
 
 
 def test_the_slurm_script_names_a_cluster_and_starts_its_processes(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ import dataclasses
 import multiprocessing
 import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, optim
+from lingvo_gpipe import optim
 from lingvo_gpipe.run import checkpoints, log_directory, loop
 from tests.tiny_task import tiny_task
 
@@ -177,34 +175,6 @@ def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
     result = killed_and_resumed(context, tmp_path, instants)
     assert values(result.checkpoint) == values(undisturbed.checkpoint)
     assert result.metrics == undisturbed.metrics
-
-
-def fail_to_write(folder: str, told: Connection) -> None:
-    """Train where no file may grow beyond what a whole checkpoint needs."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
-    try:
-        train(folder, told)
-    except errors.CheckpointError as error:
-        told.send(str(error))
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_older_ones_and_the_run_continues(
-    context: ForkServerContext, undisturbed: loop.Result, tmp_path: Path
-) -> None:
-    Life.begin(context, tmp_path).kill(FIRST_IS_WHOLE, 0.0)
-    whole = checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS))
-    assert whole
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=fail_to_write, args=(str(tmp_path), there))
-    process.start()
-    there.close()
-    told = list(Life(process, here).lines())
-    assert told[0] == f"restored step={checkpoints.step_of(whole[-1])}"
-    assert "checkpoint cannot be written" in told[-1]
-    assert checkpoints.find(str(tmp_path / log_directory.CHECKPOINTS)) == whole
-    *_, result = Life.begin(context, tmp_path).lines()
-    assert values(result.checkpoint) == values(undisturbed.checkpoint)
 
 
 FULL_DISK = """

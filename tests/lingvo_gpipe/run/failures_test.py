@@ -40,12 +40,20 @@ def content(result: loop.Result) -> dict[str, Any]:
     return {path: checkpoints.read_value(result.checkpoint, path) for path in paths}
 
 
-@pytest.mark.parametrize("evaluate", [True, False])
+@pytest.mark.parametrize("mark", "*?[\\")
 def test_a_folder_that_would_be_a_pattern_is_refused_before_it_is_made(
-    tmp_path: Path, evaluate: bool
+    tmp_path: Path, mark: str
 ) -> None:
-    with pytest.raises(errors.CheckpointError, match=r"TensorFlow takes \[ in a path"):
-        loop.run(tiny_task(), tmp_path / "lr[0.1]", evaluate=evaluate)
+    folder = tmp_path / f"lr{mark}0.1]"
+    for evaluate in (True, False):
+        with pytest.raises(errors.CheckpointError) as caught:
+            loop.run(tiny_task(), folder, evaluate=evaluate)
+        assert str(caught.value) == (
+            f"{folder}: TensorFlow takes {mark} in a path of checkpoints for a pattern, and cannot "
+            "restore them. Use a path without * ? [ and \\"
+        )
+    with pytest.raises(errors.CheckpointError, match="in a path of checkpoints for a pattern"):
+        checkpoints.restore(str(folder / "ckpt-3"), {}, {})
     assert list(tmp_path.iterdir()) == []
 
 

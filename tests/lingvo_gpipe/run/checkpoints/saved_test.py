@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from unittest import mock
 
@@ -76,4 +77,11 @@ def test_what_cannot_be_read_now_is_not_torn(
         assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     monkeypatch.undo()
+    if isinstance(error, OSError):
+        monkeypatch.setattr(os, "listdir", mock.Mock(side_effect=error))
+        with pytest.raises(
+            checkpoints.UnreadableError, match=f"cannot be read now: {error.strerror}"
+        ):
+            files.newest_text(str(tmp_path))
+        monkeypatch.undo()
     assert saver.restore() == checkpoints.Restored(prefix, 5)

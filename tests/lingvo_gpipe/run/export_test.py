@@ -22,9 +22,8 @@ from lingvo_gpipe.layers import composite
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import checkpoints, export, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
-from lingvo_gpipe.tasks.image.model import amoebanet, convnet
+from lingvo_gpipe.tasks.image.model import convnet
 from tests import sliced_task
-from tests.networks import amoeba_nets
 from tests.support import saved
 
 NAMES = tuple(f"digit {n}" for n in range(10))
@@ -77,6 +76,18 @@ def digits() -> Any:
     return next(iter(batches))["image"]
 
 
+def check_outputs(loaded: Any, params: Any, folder: Path, **logits: str) -> None:
+    """Compare the probabilities that a model serves with evaluation's logits, by their names."""
+    images = digits()
+    batch = {"image": images, "label": tf.zeros(len(images), tf.int32)}
+    evaluated = saved.restored(params, folder).evaluate(batch, outputs=True).outputs
+    served = loaded.signatures["serving_default"](image_bytes=png(images))
+    assert set(served) == set(logits)
+    for name, output in logits.items():
+        wanted = tf.nn.softmax(evaluated[output])
+        np.testing.assert_allclose(served[name], wanted, rtol=1e-5, atol=1e-7)
+
+
 def nodes(concrete: Any) -> list[Any]:
     """Return the nodes of a graph and of every function in it."""
     graph = concrete.graph.as_graph_def()
@@ -120,15 +131,8 @@ def test_the_exported_model_returns_the_probabilities_of_evaluation(
         "    serving_default: image_bytes string[N] → probabilities float32[N, 10]; "
         "classes: 10 names",
     ]
-    images = digits()
-    pipe = saved.restored(params, folder)
-    logits = pipe.evaluate(
-        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
-    ).outputs["x"]
     loaded = tf.saved_model.load(str(folder / "export" / "3"))
-    told = loaded.signatures["serving_default"](image_bytes=png(images))
-    assert list(told) == ["probabilities"]
-    np.testing.assert_allclose(told["probabilities"], tf.nn.softmax(logits), rtol=1e-5, atol=1e-7)
+    check_outputs(loaded, params, folder, probabilities="x")
     assert [n.decode() for n in loaded.signatures["classes"]()["classes"].numpy()] == list(NAMES)
 
 
@@ -242,59 +246,6 @@ def test_an_export_that_was_cut_off_or_cannot_be_renamed_leaves_what_was_there(
     assert (own / "saved_model.pb").exists()
 
 
-class LargeDigits(ServedDigits):
-    """Digits of 16 × 16."""
-
-    class Params(ServedDigits.Params):
-        """Params of LargeDigits."""
-
-    def example_spec(self) -> dict[str, tf.TensorSpec]:
-        return {"image": tf.TensorSpec([16, 16, 1]), "label": tf.TensorSpec([], tf.int32)}
-
-    def arrays(self) -> Any:
-        return {
-            split: {**own, "image": own["image"].repeat(2, 1).repeat(2, 2)}
-            for split, own in super().arrays().items()
-        }
-
-    def serving(self) -> Serving:
-        own = super().serving()
-
-        def fields(given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-            return {"image": tf.repeat(tf.repeat(own.fields(given)["image"], 2, 1), 2, 2)}
-
-        return Serving(own.signature, fields)
-
-
-@pytest.mark.slow
-def test_an_amoeba_net_is_served_without_its_auxiliary_head(tmp_path: Path) -> None:
-    network = amoebanet.amoeba_net(
-        amoebanet.AmoebaNet(
-            genotype="D",
-            num_cells=2,
-            filters=8,
-            classes=10,
-            stem="small",
-            auxiliary_weight=0.4,
-            drop_path_keep=0.9,
-        )
-    )
-    flat = amoeba_nets.first_half(network)
-    params = digits_task(flat, num_partitions=2, num_micro_batches=2)
-    params.input = LargeDigits.Params(batch_size=8)
-    params.train.max_steps = 0
-    loop.run(params, tmp_path)
-    loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
-    pipe = saved.restored(params, tmp_path)
-    batch = next(iter(LargeDigits.Params(batch_size=9).instantiate().evaluation("test")))
-    logits = pipe.evaluate(batch, outputs=True).outputs["classifier"]
-    told = loaded.signatures["serving_default"](image_bytes=png(digits()[:9]))["probabilities"]
-    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-4, atol=1e-6)
-    left_out = set(pipe.by_path) - set(loaded.variables_by_path)
-    assert left_out
-    assert all("/auxiliary/" in path for path in left_out)
-
-
 def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> None:
     model = keras.Sequential(
         [
@@ -311,15 +262,8 @@ def test_keras_layers_are_served_as_tensorflows_operations(tmp_path: Path) -> No
     loop.run(params, tmp_path)
     folder = export.run(params, tmp_path)
     loaded = tf.saved_model.load(str(folder))
-    served = loaded.signatures["serving_default"]
-    assert {node.device for node in nodes(served)} == {""}
-    pipe = saved.restored(params, tmp_path)
-    images = digits()
-    logits = pipe.evaluate(
-        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
-    ).outputs["x"]
-    told = served(image_bytes=png(images))["probabilities"]
-    np.testing.assert_allclose(told, tf.nn.softmax(logits), rtol=1e-5, atol=1e-7)
+    assert {node.device for node in nodes(loaded.signatures["serving_default"])} == {""}
+    check_outputs(loaded, params, tmp_path, probabilities="x")
 
 
 # --- what inference leaves out --------------------------------------------------------------------
@@ -388,16 +332,7 @@ def test_what_serves_training_alone_is_left_out(tmp_path: Path) -> None:
     loaded = tf.saved_model.load(str(export.run(params, tmp_path)))
     paths = {path.rsplit("/", 1)[0] for path in loaded.variables_by_path}
     assert paths == {"aside", "early", "branch/body", "top/softmax"}
-    images = digits()
-    pipe = saved.restored(params, tmp_path)
-    outputs = pipe.evaluate(
-        {"image": images, "label": tf.zeros(len(images), tf.int32)}, outputs=True
-    ).outputs
-    told = loaded.signatures["serving_default"](image_bytes=png(images))
-    assert set(told) == {"probabilities", "early_probabilities"}
-    for name, output in (("probabilities", "x"), ("early_probabilities", "early")):
-        wanted = tf.nn.softmax(outputs[output])
-        np.testing.assert_allclose(told[name], wanted, rtol=1e-5, atol=1e-7)
+    check_outputs(loaded, params, tmp_path, probabilities="x", early_probabilities="early")
 
 
 def plain_names(flat: list[Any], **model: Any) -> list[str]:

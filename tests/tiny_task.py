@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from lingvo_gpipe import layers, optim, pipelining, registry, task
+from lingvo_gpipe import hyperparams, layers, optim, pipelining, registry, task
 from lingvo_gpipe.input import InMemory
 
 
@@ -31,6 +31,23 @@ class Points(InMemory):
             "train": {"point": points[:42], "label": labels[:42]},
             "test": {"point": points[42:], "label": labels[42:]},
         }
+
+
+class BrokenPoints(Points):
+    """Points in order. One of them has a NaN: the sixth of a mini-batch of eight."""
+
+    class Params(Points.Params):
+        """Params of BrokenPoints."""
+
+        shuffle = False
+        place: int = hyperparams.field(0, "Number of that mini-batch.")
+
+    params: Params
+
+    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
+        found = super().arrays()
+        found["train"]["point"][8 * self.params.place + 5, 2] = np.nan
+        return found
 
 
 def tiny_task(**overrides: Any) -> Any:

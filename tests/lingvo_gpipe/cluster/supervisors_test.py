@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from lingvo_gpipe.cluster import members, worker_supervisor
-from lingvo_gpipe.console import signals
 from tests.lingvo_gpipe.cluster.runs import (
     DETECTED_S,
     STEPS,
@@ -176,12 +175,11 @@ def test_the_chief_s_supervisor_that_is_killed_takes_the_chief_along(run: Run) -
     assert run.step == STEPS
 
 
-@pytest.mark.parametrize("number", signals.ENDING)
-def test_a_signal_to_the_chief_s_supervisor_reaches_the_chief(run: Run, number: int) -> None:
+def test_a_signal_to_the_chief_s_supervisor_reaches_the_chief(run: Run) -> None:
     run.start_all()
     wait_for(lambda: run.step >= 5, "step 5")
-    os.kill(run.pid("supervisor"), number)
-    code = 128 + number  # the fake handles none
+    os.kill(run.pid("supervisor"), signal.SIGTERM)
+    code = 128 + signal.SIGTERM  # the fake handles none
     assert run.codes() == {"supervisor": code, "supervisor0": code, "supervisor1": code}
     assert 5 <= run.step < STEPS
 
@@ -218,10 +216,7 @@ def test_a_chief_that_does_not_connect_is_not_waited_for(run: Run) -> None:
     assert re.match(f"DeviceError: {what}, before its first step, the 3rd time in a row", last)
 
 
-@pytest.mark.parametrize(
-    ("given", "of_workers"),
-    [("0,1,5", ["0", "1,5"]), ("4", ["4", "4"]), ("", ["", ""]), ("-1", ["-1", "-1"])],
-)
+@pytest.mark.parametrize(("given", "of_workers"), [("0,1,5", ["0", "1,5"]), ("", ["", ""])])
 def test_workers_on_this_machine_share_its_gpus_and_the_chief_has_none(
     run: Run, given: str, of_workers: list[str]
 ) -> None:
@@ -232,17 +227,16 @@ def test_workers_on_this_machine_share_its_gpus_and_the_chief_has_none(
     assert (run.folder / "chief.gpus").read_text() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_on_this_machine_that_is_lost_is_replaced(run: Run, number: int) -> None:
-    run.start_chief(str(STEPS_OF_STOPS), LOCAL="1")
+def test_a_worker_on_this_machine_that_is_lost_is_replaced(run: Run) -> None:
+    run.start_chief(LOCAL="1")
     wait_for(lambda: run.step >= 5, "step 5")
     before = run.pid("worker1")
-    os.kill(before, number)
+    os.kill(before, signal.SIGKILL)
     began_s = time.monotonic()
     wait_for(lambda: says(run, "restart 1"), "the restart")
     assert time.monotonic() - began_s < DETECTED_S
     assert run.codes() == {"supervisor": 0}
-    assert run.step == STEPS_OF_STOPS
+    assert run.step == STEPS
     assert is_gone(before)
     assert list(run.temporary.iterdir()) == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lingvo_gpipe.run import (
     loop,
     process,
 )
-from tests.tiny_task import Points, one_layer_task, tiny_task
+from tests.tiny_task import BrokenPoints, Points, one_layer_task, tiny_task
 
 
 def saved(folder: Path) -> list[int]:
@@ -205,27 +205,12 @@ def test_a_network_of_which_all_is_frozen_is_evaluated_and_not_trained(tmp_path:
     assert evaluation.run(params, tmp_path) is not None
 
 
-class Torn(Points):
-    """Points in order. One of them has a NaN: the sixth of a mini-batch of eight."""
-
-    class Params(Points.Params):
-        """Params of Torn."""
-
-        shuffle = False
-        place: int = hyperparams.field(0, "Number of that mini-batch.")
-
-    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-        found = super().arrays()
-        found["train"]["point"][8 * self.params.place + 5, 2] = np.nan
-        return found
-
-
 @pytest.mark.parametrize("train", [{}, {"finite_guard": False}, {"accumulate": 2}])
 def test_a_value_of_the_data_that_is_not_finite_is_named_by_field_and_row(
     tmp_path: Path, train: dict[str, Any]
 ) -> None:
     params = tiny_task(**train)
-    params.input = Torn.Params(batch_size=8, place=3)
+    params.input = BrokenPoints.Params(batch_size=8, place=3)
     with pytest.raises(errors.InputError) as caught:
         loop.run(params, tmp_path)
     step = 3 // params.train.accumulate
@@ -237,7 +222,7 @@ def test_a_value_of_the_data_that_is_not_finite_is_named_by_field_and_row(
 
 def test_a_loss_scale_of_one_is_tried_before_a_run_gives_up(tmp_path: Path) -> None:
     params = tiny_task(max_steps=2, loss_scale=optim.LossScale.Params(initial=2.0))
-    params.input = Torn.Params(batch_size=8)
+    params.input = BrokenPoints.Params(batch_size=8)
     result = loop.run(params, tmp_path)
     assert result.step == 2
     assert checkpoints.read_value(result.checkpoint, "loss_scale/skipped") == 1

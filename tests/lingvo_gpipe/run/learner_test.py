@@ -163,11 +163,3 @@ def test_a_device_reports_once_whether_its_statistics_are_finite() -> None:
         if tensor.dtype == tf.bool and tensor.op.device.endswith(("CPU:1", "CPU:2"))
     }
     assert list(flags.values()) == ["CPU:2"]  # two statistics of one batch norm
-
-
-@pytest.mark.parametrize("fields", [{"num_replicas": 0}, {"num_micro_batches": 0}])
-def test_numbers_below_one_are_refused(fields: dict[str, int]) -> None:
-    params = tiny_task()
-    params.model.set(**fields)
-    with pytest.raises(errors.PartitionError, match=next(iter(fields))):
-        learner.Learner(params, params.input.instantiate().element_spec(training=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,7 @@ from lingvo_gpipe.execution import executor, placement
 from lingvo_gpipe.network import replicas
 from lingvo_gpipe.run import checkpoints, loop
 from tests.support import saved
-from tests.tiny_task import Points, tiny_task
-
-
-class OneBroken(Points):
-    """Points in order; the last one of the first mini-batch of eight is not a number."""
-
-    class Params(Points.Params):
-        """Params of OneBroken."""
-
-        shuffle = False
-
-    def arrays(self) -> Mapping[str, Mapping[str, np.ndarray[Any, Any]]]:
-        found = super().arrays()
-        found["train"]["point"][7] = np.nan
-        return found
+from tests.tiny_task import BrokenPoints, tiny_task
 
 
 def task(num_replicas: int, **train: Any) -> Any:
@@ -53,13 +38,12 @@ def assert_close(one: str, other: str) -> None:
         np.testing.assert_allclose(second[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 3])
 def test_a_gradient_of_one_replica_that_is_not_finite_stops_the_update_of_all(
-    tmp_path: Path, num_replicas: int
+    tmp_path: Path,
 ) -> None:
-    """Only the last replica computes the broken example; half the scale is tried then."""
-    params = task(num_replicas, loss_scale=optim.LossScale.Params(initial=2.0))
-    params.input = OneBroken.Params(batch_size=8)
+    """Only the second replica computes the broken example; half the scale is tried then."""
+    params = task(3, loss_scale=optim.LossScale.Params(initial=2.0))
+    params.input = BrokenPoints.Params(batch_size=8)
     params.train.max_steps = 2
     result = loop.run(params, tmp_path)
     assert checkpoints.read_value(result.checkpoint, "loss_scale/skipped") == 1
@@ -144,27 +128,6 @@ def test_each_replica_holds_its_part_of_the_state() -> None:
     assert len(held[4]) == 8
     assert sum(held[1].values()) == sum(held[4].values()) == 3 * 8 * (36 + 6)
     assert set(held[4].values()) == {sum(held[1].values()) // 8}
-
-
-def test_slices_divide_a_table_between_owners() -> None:
-    heaviest = {}
-    for slices in (1, 4, 8):
-        params = pipelining.PipeliningLayer.Params(
-            layers=[
-                layers.Embedding.Params(name="table", vocabulary=800, units=5),
-                layers.MeanSquaredError.Params(reads=("x", "y")),
-            ],
-            num_micro_batches=4,
-            num_replicas=4,
-            slices={"table": slices},
-        )
-        pipe = params.instantiate()
-        pipe.build({"x": tf.zeros([4, 6], tf.int32), "y": tf.zeros([4, 6, 5])})
-        held: collections.Counter[str] = collections.Counter()
-        for variable in pipe.by_path.values():
-            held[variable.device] += variable.shape[0]
-        heaviest[slices] = max(held.values())
-    assert heaviest == {1: 800, 4: 200, 8: 200}
 
 
 def test_too_few_devices_are_reported() -> None:

@@ -9,19 +9,12 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.support import tensor_bytes
-from lingvo_gpipe import layers, network, pipelining
+from lingvo_gpipe import layers, network
 from lingvo_gpipe.execution import cell_programs
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.plan import activations, measuring, step_plan
-
-
-def pipe(*own: Any, **fields: Any) -> Any:
-    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
-
-
-def floats(*shape: int) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, tf.float32)
+from tests.lingvo_gpipe.plan.networks import floats, pipe
 
 
 def regression(*own: Any) -> tuple[Any, dict[str, tf.TensorSpec]]:

@@ -112,11 +112,22 @@ def test_memory_that_nothing_fits_is_reported() -> None:
 
 
 def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measured times, in which the first layer takes as long as five others."""
     lines: list[str] = []
+    calls: list[object] = []
+    times = (Work(5.0, 10.0, 5.0, 15.0), *[Work(1.0, 2.0, 1.0, 3.0)] * 7)
+
+    def measured(*given: object) -> tuple[Work, ...]:
+        calls.append(given)
+        return times
+
+    monkeypatch.setattr(profiling, "layer_times", measured)
+    monkeypatch.setattr(profiling, "cell_times", lambda *_: None)
     task = open_task()
     task.input.batch_size = 4
-    loop.run(task, tmp_path, report=lines.append)
-    best = auto.choose(task).best
+    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
+    best = auto.choose(task, profile=True).best
+    assert best.plan.analysis.cuts[0] < 4  # by FLOPs they are even
     (chosen,) = [line for line in lines if line.startswith("auto: ")]
     assert chosen.startswith(f"auto: {best.name};")
     kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
@@ -128,10 +139,12 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert values["model.num_micro_batches"] == repr(best.model.num_micro_batches) != "1"
     # It goes on with its choice, although another one would be made now.
     monkeypatch.setattr(auto, "POLICIES", ("full",))
-    assert auto.choose(task).best.name != best.name
+    assert auto.choose(task, profile=True).best.name != best.name
     task.train.max_steps = 3
     lines.clear()
-    loop.run(task, tmp_path, report=lines.append)
+    calls.clear()
+    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
+    assert not calls
     assert not [line for line in lines if line.startswith("auto: ")]
     assert not [line for line in lines if line.strip().startswith("model.")]
     resolved = modes.with_kept_choice(task, str(tmp_path))
@@ -139,8 +152,9 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert resolved.model.num_micro_batches == best.model.num_micro_batches
     assert f"in {best.model.num_micro_batches} micro-batches" in describe.describe(resolved)
     set_here = task.copy()
-    set_here.model.set(num_micro_batches=5)
-    assert modes.with_kept_choice(set_here, str(tmp_path)).model.num_micro_batches == 5
+    set_here.model.set(num_micro_batches=5, cuts=(4, 4))
+    resolved = modes.with_kept_choice(set_here, str(tmp_path))
+    assert (resolved.model.num_micro_batches, resolved.model.cuts) == (5, (4, 4))
     # For another number of devices it is made again.
     task.model.set(num_partitions=3)
     again = auto.resolved(task, lines.append, kept={**values, "model.recompute": "'full,never'"})
@@ -151,41 +165,6 @@ def test_a_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = auto.resolved(task, lines.append, kept=began_with_one)
     assert again.model.num_micro_batches == 1
     assert lines[-1].endswith("\nM stays 1: the run began so. --num_micro_batches sets it")
-
-
-def test_a_run_keeps_a_choice_by_measured_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    task = deep(cells_per_device=1, recompute="early")
-    long, short = (
-        Work(5.0, 10.0, 5.0, 15.0),
-        Work(1.0, 2.0, 1.0, 3.0),
-    )
-    calls = []
-
-    def measured(*_: object) -> tuple[Work, ...]:
-        calls.append(1)
-        return (long, *[short] * 7)
-
-    monkeypatch.setattr(profiling, "layer_times", measured)
-    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
-    assert [line for line in lines if line.startswith("auto: ")]
-    num_calls = len(calls)
-    kept = checkpoints.newest_text(str(tmp_path / "checkpoints"))
-    assert kept is not None
-    cuts = text.written_values(kept[1])["model.cuts"]
-    assert cuts in ("(1, 7)", "(2, 6)")  # by FLOPs they are even
-    # It goes on without measuring again.
-    lines.clear()
-    task.train.max_steps = 3
-    loop.run(task, tmp_path, report=lines.append, profile_layers=True)
-    assert not [line for line in lines if line.startswith("auto: ") or "model." in line]
-    assert len(calls) == num_calls
-    assert repr(modes.with_kept_choice(task, str(tmp_path)).model.cuts) == cuts
-    # Cuts that are set now are taken.
-    task.model.cuts = (4, 4)
-    assert modes.with_kept_choice(task, str(tmp_path)).model.cuts == (4, 4)
 
 
 def test_what_is_set_otherwise_than_in_the_run_is_chosen_again() -> None:

@@ -4,17 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from lingvo_gpipe import layers, pipelining
+from lingvo_gpipe import layers
 from lingvo_gpipe.plan import describe
 from tests import tiny_task
-
-
-def pipe(*own: Any, **fields: Any) -> Any:
-    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
-
-
-def floats(*shape: int) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, tf.float32)
+from tests.lingvo_gpipe.plan.networks import floats, pipe
 
 
 def number(text: str, name: str) -> int | None:
@@ -95,24 +88,6 @@ def test_a_table_that_inference_uses_too_is_no_auxiliary_one() -> None:
     )
     assert number(text, "parameters") == 9 * 4
     assert number(text, "auxiliary parameters") == 9
-
-
-def test_every_layer_and_cell_is_shown_with_its_shape_and_cost() -> None:
-    text = describe.describe_network(
-        pipe(
-            layers.Dense.Params(name="wide", units=6),
-            layers.Dense.Params(name="narrow", units=3),
-            num_partitions=2,
-            num_micro_batches=2,
-            cuts=(1, 1),
-        ),
-        {"x": floats(8, 5)},
-    )
-    rows = [line.split() for line in text.splitlines()]
-    assert ["wide", "Dense", "[4,", "6]", "36", "240", "480"] in rows
-    assert ["narrow", "Dense", "[4,", "3]", "21", "144", "288"] in rows
-    assert [row[:2] for row in rows if row[:1] == ["cell"]] == [["cell", "0"], ["cell", "1"]]
-    assert "8 examples in 2 micro-batches of 4" in text
 
 
 def test_what_is_inside_a_layer_is_shown_once_for_equal_layers() -> None:

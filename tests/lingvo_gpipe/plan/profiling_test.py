@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import layers, network, optim, pipelining
+from lingvo_gpipe import layers, network, optim
 from lingvo_gpipe.execution import cell_programs, placement
 from lingvo_gpipe.keras_layers import adapter
 from lingvo_gpipe.network import memory_formulas
 from lingvo_gpipe.plan import measuring, profiling
 from lingvo_gpipe.schedule.recompute import Work
+from tests.lingvo_gpipe.plan.networks import floats, pipe
 from tests.tiny_task import tiny_task
-
-
-def pipe(*own: Any, **fields: Any) -> Any:
-    return pipelining.PipeliningLayer.Params(layers=list(own), **fields)
-
-
-def floats(*shape: int) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, tf.float32)
 
 
 class FakeClock:

@@ -57,22 +57,6 @@ def rebuild(name: str, value: int) -> Any:
     return grown_task(value)
 
 
-def test_a_plan_has_a_row_per_cell_the_links_the_bubble_and_the_grid() -> None:
-    text = report.plan(tiny_task.tiny_task())
-    given = step_plan.make_for(tiny_task.tiny_task())
-    rows = text.splitlines()
-    for k, cell in enumerate(given.cells):
-        (row,) = [row for row in rows if row.split()[:1] == [str(k)]]
-        for size in (cell.parameter_bytes, cell.slot_bytes, cell.total_bytes):
-            assert units.size(size) in row
-        assert units.percent(cell.cost_share) in row
-    assert any(row.startswith("cell 0 → cell 1") for row in rows)
-    assert any(row.startswith("input → cell 1") and row.endswith("label") for row in rows)
-    assert f"wait {units.percent(given.bubble_share)}" in text
-    assert "cell 0: F0 F1 .  .  B1 B0" in rows
-    assert max(map(len, rows)) <= 100
-
-
 def test_a_plan_of_several_cells_per_device_has_the_device_of_each() -> None:
     task = deep_task(7)
     task.model.set(num_partitions=2, schedule="interleaved", cells_per_device=3)

@@ -1,4 +1,4 @@
-"""Transformer-L has exactly the parameters of the paper's Table 1."""
+"""Transformer-L: what a token sees, slices, and what cells send."""
 
 from __future__ import annotations
 
@@ -9,34 +9,8 @@ from lingvo_gpipe import errors, network, pipelining
 from lingvo_gpipe.plan import describe
 from lingvo_gpipe.tasks.lm import transformer
 
-COUNTS = {
-    3: 282_178_816,
-    13: 785_761_536,
-    103: 5_318_006_016,
-    415: 21_029_786_880,
-    1663: 83_876_910_336,
-}
 IDS = tf.TensorSpec((32, 1024), tf.int32)
 FIELDS = {"target": IDS, "label": IDS, "weight": tf.TensorSpec((32, 1024))}
-
-
-def closed_form(num_layers: int, d: int = 2048, f: int = 8192, vocabulary: int = 32_000) -> int:
-    attention = 4 * (d * d + d)
-    feed_forward = 2 * d * f + f + d
-    norms = 2 * 2 * d
-    return num_layers * (attention + feed_forward + norms) + 2 * vocabulary * d + vocabulary
-
-
-@pytest.mark.parametrize("num_layers", COUNTS)
-def test_parameters_are_the_paper_s(num_layers: int) -> None:
-    assert closed_form(num_layers) == COUNTS[num_layers]
-    params = pipelining.PipeliningLayer.Params(
-        layers=transformer.language_model(num_layers),
-        num_partitions=max(1, num_layers // 13),
-        num_micro_batches=32,
-    )
-    text = describe.describe_network(params, FIELDS)
-    assert f"parameters: {COUNTS[num_layers]}" in text.splitlines()
 
 
 def test_a_token_sees_those_before_it_alone() -> None:
@@ -59,7 +33,7 @@ def test_everything_in_slices_has_the_parameters_of_the_whole_model() -> None:
         num_micro_batches=32,
     )
     text = describe.describe_network(params, FIELDS)
-    assert f"parameters: {COUNTS[3]}" in text.splitlines()
+    assert "parameters: 282178816" in text.splitlines()
     assert len(network.layer_params(params)) == 8 + 1 + 3 * 5 + 9
 
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, pipelining, task
-from lingvo_gpipe.run import evaluation, export, loop, tensorboard
+from lingvo_gpipe.run import checkpoints, evaluation, export, loop, tensorboard
 from lingvo_gpipe.tasks.mt import task as mt_task
 from lingvo_gpipe.tasks.mt.decoding import decode, incremental, score, search
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
@@ -52,6 +52,7 @@ def task_of(data: Path, **model: Any) -> Any:
                 rule=optim.Adafactor.Params(momentum=0.9, min_factored=4),
                 learning_rate=optim.InverseSquareRoot.Params(factor=0.4, units=8, warmup_steps=2),
             ),
+            average=optim.Average.Params(decay=0.5),
             max_steps=3,
             log_interval_steps=1,
             save_interval_steps=2,
@@ -239,7 +240,18 @@ def test_a_run_is_exported_and_decoded_without_its_data(ran: Run, tmp_path: Path
     for name, value in wanted.items():
         np.testing.assert_array_equal(reported[name], value)
     decoder = Decoder(params, logdir=own)
+    assert (decoder.step, decoder.max_length, decoder.target_tokens) == (3, 80, False)
     assert decoder.vocabulary.hash == ran.words.hash
+    checkpoint = str(own / "checkpoints" / "ckpt-3")
+    for path, variable in decoder._pipe.by_path.items():
+        average = checkpoints.read_value(checkpoint, f"average/{path}")
+        np.testing.assert_array_equal(variable, average)
+    rows = decoder.translate([source[0].numpy().tolist(), [vocabulary.END]])
+    assert all(min(row) > vocabulary.END for row in rows)
+    # One that ended has </s> among its twelve tokens.
+    assert decoder.cut == sum(len(row) == 12 for row in rows) > 0
+    (own / records.TARGET_TOKENS).write_text("True\n")
+    assert Decoder(params, checkpoint=checkpoint).target_tokens
 
     (own / records.TARGET_TOKENS).unlink()
     with pytest.raises(errors.InputError, match="gone"):
@@ -280,6 +292,7 @@ def test_a_checkpoint_is_evaluated_only_by_its_own_vocabulary(ran: Run, tmp_path
     assert lines.count(reported) == 1
 
 
+@pytest.mark.reliability_full
 def test_a_run_of_both_directions_is_evaluated_decoded_scored_and_exported(tmp_path: Path) -> None:
     """Sources begin with the token of their target language, everywhere."""
     data = prepared(tmp_path, pairs=("de:en", "en:de"))

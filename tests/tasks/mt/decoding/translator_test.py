@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, optim
-from lingvo_gpipe.run import checkpoints
-from lingvo_gpipe.task import Train
-from lingvo_gpipe.tasks.mt import task
 from lingvo_gpipe.tasks.mt.decoding import candidates, incremental, search, translator
 from lingvo_gpipe.tasks.mt.decoding.search import Decode
-from lingvo_gpipe.tasks.mt.input import Translation
-from lingvo_gpipe.tasks.mt.model import transformer
-from lingvo_gpipe.tasks.mt.text import records, vocabulary
-from tests.tasks.mt import toy_model, toy_text
+from tests.tasks.mt import toy_model
 
 BEGIN, END = 2, 3
 LENGTH = 7
@@ -247,60 +239,3 @@ def test_what_is_planned_has_few_shapes() -> None:
     assert sorted(numbers) == list(range(10))
     lengths = [len(given[n]) for n in numbers]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def run_of(folder: Path) -> tuple[Any, Any, list[list[int]]]:
-    """Write a run's vocabulary and a checkpoint; return params, the averaged model, sources."""
-    found = vocabulary.train(
-        toy_text.sentences(300, 0), vocabulary.VocabularyTraining(size=300), ["de", "en"]
-    )
-    found.save(folder / records.VOCABULARY)
-    (folder / records.TARGET_TOKENS).write_text("True\n")
-    params = task.TranslationTask.Params(
-        model=toy_model.params().set(dtype=None, num_partitions=2, cuts=(6, 3)),
-        input=Translation.Params(data_dir="is/not/there", batch_size=64, max_length=16),
-        train=Train(
-            optimizer=optim.Optimizer.Params(name="SGD", learning_rate=0.1),
-            average=optim.Average.Params(decay=0.9),
-            max_steps=0,
-        ),
-        decode=Decode(search=search.Search(beam=1, max_length=6), batch=2, num_shapes=1),
-    )
-    whole = params.copy()
-    transformer.set_vocabulary(whole.model.layers, len(found))
-    pipe = whole.model.instantiate()
-    pipe.build(whole.input.instantiate().element_spec(training=True))
-    others = {
-        f"variables/{path}": tf.Variable(tf.zeros_like(v)) for path, v in pipe.by_path.items()
-    }
-    toy_model.disturb(pipe.by_path, spread=1.0)
-    averages = {f"average/{path}": variable for path, variable in pipe.by_path.items()}
-    checkpoints.Checkpoints(str(folder / "checkpoints"), others | averages).save(7)
-    given = found.encode_source(toy_text.sentences(3, 5), "de")
-    return params, pipe, [ids[:14] for ids in given]
-
-
-def test_a_run_is_restored_without_its_data(tmp_path: Path) -> None:
-    """Its own vocabulary, and averages as weights."""
-    params, pipe, given = run_of(tmp_path)
-    found = translator.Decoder(params, logdir=tmp_path)
-    assert (found.step, found.max_length, len(found.vocabulary.targets)) == (7, 16, 2)
-    assert found.target_tokens
-    for path, variable in found._pipe.by_path.items():
-        np.testing.assert_array_equal(variable, pipe.by_path[path])
-    by_name = translator.Decoder(params, checkpoint=str(tmp_path / "checkpoints" / "ckpt-7"))
-    assert by_name.step == 7
-    rows = found.translate(given)
-    assert len(rows) == len(given)
-    assert all(0 < len(row) <= 6 and min(row) > END + 2 for row in rows)  # no control symbol
-    # One that ended has </s> among its six tokens.
-    assert found.cut == sum(len(row) == 6 for row in rows) > 0
-
-
-def test_a_run_says_itself_whether_its_sources_begin_with_a_language(tmp_path: Path) -> None:
-    params, _, _ = run_of(tmp_path)
-    (tmp_path / records.TARGET_TOKENS).write_text("False\n")
-    assert not translator.Decoder(params, logdir=tmp_path).target_tokens
-    (tmp_path / records.TARGET_TOKENS).unlink()
-    with pytest.raises(errors.InputError, match="is/not/there holds no prepared text"):
-        translator.Decoder(params, logdir=tmp_path)

@@ -14,18 +14,6 @@ from lingvo_gpipe.tasks.mt.model import transformer
 from tests.tasks.mt import toy_model
 from tests.tasks.mt.toy_model import transformer_layers
 
-V = 64_000
-# (L, H, A), vocabulary → parameters with three tables, with two, with one.
-COUNTS = {
-    (6, 8192, 16, V): (473_745_920, 408_209_920, 342_673_920),
-    (24, 8192, 16, V): (1_304_955_392, 1_239_419_392, 1_173_883_392),
-    (12, 16384, 32, V): (1_304_771_072, 1_239_235_072, 1_173_699_072),
-    (32, 16384, 32, V): (3_151_596_032, 3_086_060_032, 3_020_524_032),
-    (64, 16384, 32, V): (6_106_515_968, 6_040_979_968, 5_975_443_968),
-    (6, 8192, 16, 32_000): (375_409_920, 342_641_920, 309_873_920),
-}
-TIES: tuple[Any, ...] = (None, "softmax", "all")
-
 
 def fields(batch: int = 4, **more: Any) -> dict[str, Any]:
     source, target = 7, 6
@@ -54,15 +42,13 @@ def parameters(layers: list[Any], **settings: Any) -> int:
     return describe.counts(network.analyze(model(layers, **settings), fields())).parameters
 
 
-@pytest.mark.parametrize("size", COUNTS, ids=str)
-@pytest.mark.parametrize(("place", "tie"), list(enumerate(TIES)))
-def test_describe_reports_the_known_parameters(size: Any, place: int, tie: Any) -> None:
-    layers = transformer_layers(*size, tie=tie)
-    text = describe.describe_network(model(layers, num_partitions=4), fields())
-    assert f"parameters: {COUNTS[size][place]}" in text.splitlines()
+@pytest.mark.parametrize(("tie", "tables"), [(None, 3), ("softmax", 2), ("all", 1)])
+def test_ties_save_tables(tie: Any, tables: int) -> None:
+    layers = transformer_layers(6, 8192, 16, 64_000, tie=tie)
+    assert parameters(layers, num_partitions=4) == 473_745_920 - (3 - tables) * 64_000 * 1024
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 5])
+@pytest.mark.parametrize("num_layers", [1, 5])
 @pytest.mark.parametrize(
     ("transparent", "form"), [("shared", lambda n: n + 1), ("per_layer", lambda n: n * (n + 1))]
 )
@@ -165,7 +151,7 @@ def test_the_languages_of_the_data_are_counted_apart() -> None:
     assert layers[-1].reads == ("decoder_norm", "label", "weight")
 
 
-@pytest.mark.parametrize("tie", TIES)
+@pytest.mark.parametrize("tie", [None, "softmax", "all"])
 @pytest.mark.parametrize("slices", [3, (20, 30)], ids=str)
 def test_slices_of_the_vocabulary_hold_the_same_parameters(slices: Any, tie: Any) -> None:
     flat = transformer_layers(1, 32, 2, 50, tie=tie)

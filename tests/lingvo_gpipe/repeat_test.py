@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -16,7 +15,8 @@ import pytest
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_multiplexer
 from tensorboard.plugins.hparams import api_pb2, metadata
 
-from lingvo_gpipe import repeat
+from lingvo_gpipe import repeat, trainer
+from lingvo_gpipe.console import signals
 
 # A stub trainer, which records its runs. Its accuracy follows from rate and seed; seed 13 fails
 # once, seed 14 writes no result, seed 15 is ended by a signal that this command receives.
@@ -224,11 +224,16 @@ def test_names_are_as_short_as_they_can_be() -> None:
     assert run.name == "model.cuts=_1_2_/b.rate=_x_y_/c.rate=_k_1_2_/seed_1"
 
 
-@pytest.mark.slow
-def test_the_trainer_itself_is_repeated(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "lingvo_gpipe.repeat", "--seeds=3", "--"]
+def test_the_trainer_itself_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_here(command: list[str]) -> tuple[int, None]:
+        assert command[:3] == [sys.executable, "-m", "lingvo_gpipe.trainer"]
+        return trainer.run(command[3:]), None
+
+    monkeypatch.setattr(signals, "run_program", run_here)
     flags = ["--model=image.digits.MLP", f"--logdir={tmp_path}", "--max_steps=2"]
-    done = subprocess.run([*program, *flags], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert repeat.run(["--seeds=3", "--", *flags]) == 0
     metrics = json.loads((tmp_path / "seed_3" / "result.json").read_text())["metrics"]
-    assert done.stdout.splitlines()[-1].split()[:2] == ["3", f"{metrics['accuracy']:.4f}"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split()[:2] == ["3", f"{metrics['accuracy']:.4f}"]

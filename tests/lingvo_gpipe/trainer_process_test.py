@@ -1,4 +1,4 @@
-"""The trainer as a program of its own: devices, signals, a reader that leaves."""
+"""The trainer as a program of its own: devices and signals."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ import tensorflow as tf
 
 from tests.support import trainer_calls
 from tests.support.trainer_calls import PACKAGE
-
-
-def test_a_reader_that_leaves_is_not_a_fault() -> None:
-    arguments = ["--model=image.digits.MLP", "--mode=describe"]
-    reader, writer = os.pipe()
-    os.close(reader)
-    program = [sys.executable, "-m", "lingvo_gpipe.trainer", *arguments]
-    found = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert found.returncode == 128 + signal.SIGPIPE
-    assert "Traceback" not in found.stderr
-    assert "Broken" not in found.stderr
 
 
 def command(tmp_path: Path, *arguments: str, model: str = "lab.Tiny") -> Any:

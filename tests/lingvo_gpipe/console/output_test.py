@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,25 +59,30 @@ def test_a_full_disk_under_the_output_does_not_end_the_work(
             os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
-def test_a_command_ends_with_the_code_of_its_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_ends_with_the_code_of_its_work(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse() -> int:
         raise errors.InputError("no such file")
 
     def interrupt() -> int:
         raise KeyboardInterrupt
 
-    def show() -> int:
-        output.report("a line")
-        return 0
-
     assert output.exit_code(lambda: 3) == 3
     assert output.exit_code(interrupt) == 128 + signal.SIGINT
     assert output.exit_code(refuse) == 1
     assert capsys.readouterr().err == "InputError: no such file\n"
+
+
+PRINTS_A_LINE = """
+from lingvo_gpipe.console import output
+raise SystemExit(output.exit_code(lambda: output.report("a line") or 0))
+"""
+
+
+def test_a_reader_that_leaves_is_not_a_fault() -> None:
+    """Nor when the interpreter writes the rest of its output at its end."""
     reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(writer, "w", encoding="utf-8") as gone:
-        monkeypatch.setattr(sys, "stdout", gone)
-        assert output.exit_code(show) == 128 + signal.SIGPIPE
+    program = [sys.executable, "-c", PRINTS_A_LINE]
+    found = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (128 + signal.SIGPIPE, "")

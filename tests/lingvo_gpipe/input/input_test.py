@@ -72,14 +72,10 @@ def test_every_epoch_has_every_example_once_though_batches_cross_its_border(
     assert len(set(map(tuple, epochs))) == 5
 
 
-def test_another_seed_is_another_order() -> None:
-    seeds = [0, 1, 2, 1 << 31, 1 << 40]
-    assert len({tuple(*ids(make(10).batches(seed), 1)) for seed in seeds}) == 5
-
-
 def test_no_order_of_one_seed_comes_back_under_another() -> None:
-    orders = [tuple(order) for seed in (0, 1, 2) for order in ids(make(10).batches(seed), 4)]
-    assert len(set(orders)) == 12
+    seeds = (0, 1, 2, 1 << 31, 1 << 40)
+    orders = [tuple(order) for seed in seeds for order in ids(make(10).batches(seed), 4)]
+    assert len(set(orders)) == 20
 
 
 def test_orders_are_spread_evenly() -> None:

@@ -79,7 +79,19 @@ def tiny_language_model(family: Family) -> Any:
     return params.set({**family.fields, "train.max_steps": 1, "model.num_partitions": 2})
 
 
-@pytest.mark.parametrize("name", NAMES)
+# One of each module: its recipes read the same fields.
+FIRST_OF_EACH_MODULE = {name.rpartition(".")[0]: name for name in reversed(NAMES)}.values()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in FIRST_OF_EACH_MODULE
+        else pytest.param(name, marks=pytest.mark.reliability_full)
+        for name in NAMES
+    ],
+)
 def test_every_recipe_has_synthetic_examples(name: str) -> None:
     params = REGISTRY.model(name)().task()
     rehearsed = synthetic.task(params)

@@ -19,9 +19,10 @@ from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.fitting.objective import PARTS, Names, Values, at
+from lingvo_gpipe.fitting.objective import Names, at
 from lingvo_gpipe.keras_layers import masks
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, trials
+from lingvo_gpipe.layers.trials import Values
 
 _KNOWN = ("keras.", "keras_hub.")  # a user's own class may keep more than its variables
 _TOLERANCE = 1e-4
@@ -65,32 +66,28 @@ class MetricSums(hyperparams.Opaque):
             ):
                 variable.assign(variable.value + added)
 
-    def are_sums(self, trials: Iterator[Values]) -> bool:
+    def are_sums(self, values: Mapping[str, tf.Tensor | tf.TensorSpec]) -> bool:
         """Return whether what a mini-batch adds is the sum of what its parts add.
 
         Args:
-            trials: yields examples to try it with; the later ones if metrics refuse the earlier.
+            values: see `trials.on_examples`.
         """
         metrics = self._compiled.metrics
         is_known = all(type(metric).__module__.startswith(_KNOWN) for metric in metrics)
         if is_known and len(set(map(id, metrics))) == len(metrics):  # one may serve two outputs
-            for values in trials:
-                with contextlib.suppress(Exception):  # what a metric raises, Keras raises later
-                    return self._add_up(values)
+            with contextlib.suppress(Exception):  # what a metric raises, Keras raises later
+                return trials.on_examples(self._add_up, values)
         return False
 
     def _add_up(self, values: Values) -> bool:
         zeros = self._zeros()
-        whole = self._after(zeros, values)
-        parts = [
-            self._after(zeros, {name: value[part] for name, value in values.items()})
-            for part in PARTS
-        ]
-        twice = self._after(whole, values)
-        return all(
-            np.allclose(sum(apart), once, _TOLERANCE, _TOLERANCE)
-            and np.allclose(again - once, once, _TOLERANCE, _TOLERANCE)
-            for once, again, *apart in zip(whole, twice, *parts, strict=True)
+        once = self._after(zeros, values)
+        twice = self._after(once, values)
+        return trials.adds_up(
+            lambda part: self._after(zeros, part), values, absolute=_TOLERANCE
+        ) and all(
+            np.allclose(after - before, before, _TOLERANCE, _TOLERANCE)
+            for before, after in zip(once, twice, strict=True)
         )
 
     def _by_name(self) -> Iterator[tuple[str, keras.Metric]]:

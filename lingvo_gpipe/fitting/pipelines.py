@@ -18,7 +18,7 @@ from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import planning, variables
 from lingvo_gpipe.fitting.compiled_losses import CompiledLosses
 from lingvo_gpipe.fitting.metric_sums import MetricSums
-from lingvo_gpipe.fitting.objective import Names, Objective, at, trials
+from lingvo_gpipe.fitting.objective import Names, Objective, at, drawn
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
@@ -239,17 +239,18 @@ class Pipelines:
         # Keras resolves in the first call which output each loss compares. Nothing is computed.
         backend.compute_output_spec(compiled, *compared)
         objective = Objective(self._graph(), compiled, names)
+        values = drawn(names, fields, written)
         try:
-            objective.divide(trials(names, fields, written))
-        except errors.LayerError:
+            objective.divide(values)
+        except errors.LayerError as error:
             if self.settings["num_micro_batches"] > 1:
-                raise
+                raise errors.LayerError(f"{error}, or num_micro_batches=1") from error
             self._is_divisible = False
         sums = None
         if metrics is not None:
             backend.compute_output_spec(metrics.update_state, *compared)
             sums = MetricSums(self._graph(), metrics, names)
-            sums = sums if sums.are_sums(trials(names, fields, written)) else None
+            sums = sums if sums.are_sums(values) else None
         reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
         return CompiledLosses.Params(
             name=_HEAD,

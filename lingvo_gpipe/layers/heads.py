@@ -130,19 +130,27 @@ def weight_by(
     """
 
     def weight(fields: dict[str, Nest]) -> tf.Tensor:
-        field = name or next(iter(fields))
-        if field not in fields:
-            near = errors.nearest(name, fields) or sorted(fields)
-            raise errors.LayerError(
-                f"a loss is weighted by {name!r}, which is not a field of the mini-batch; nearest "
-                f"{', '.join(near)}. Read the field itself, under its own name"
-            )
-        value = tf.nest.flatten(fields[field])[0]
+        value = field_of(fields, name or next(iter(fields)))
         if are_weights:
             return tf.reduce_sum(tf.cast(value, dtype))
         return tf.cast(tf.shape(value)[0] if examples else tf.size(value), dtype)
 
     return weight
+
+
+def field_of(fields: dict[str, Nest], name: str) -> tf.Tensor:
+    """Return the first tensor of a field of the mini-batch, by which a loss is weighted.
+
+    Raises:
+        LayerError: there is no such field.
+    """
+    if name not in fields:
+        near = errors.nearest(name, fields) or sorted(fields)
+        raise errors.LayerError(
+            f"a loss is weighted by {name!r}, which is not a field of the mini-batch; nearest "
+            f"{', '.join(near)}. Read the field itself, under its own name"
+        )
+    return tf.nest.flatten(fields[name])[0]
 
 
 def mean(sums: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks, heads, keras_references, reshaping
+from lingvo_gpipe.layers import base, checks, heads, keras_references, reshaping, trials
 from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -113,18 +113,99 @@ class AuxiliaryLoss(Layer):
         return precision.cast(inputs, self.policy.compute)
 
 
+Divisor: TypeAlias = Literal["kept", "weights", "one"]
+"""What a mean over a mini-batch was divided by: the number of its examples, or of those positions
+that neither a mask nor the loss leaves out; the sum of their sample weights; or 1, for a sum."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What Keras calls a loss with.
+
+    A loss of Keras is a mean over a mini-batch. Its mean over one micro-batch, times what that mean
+    was divided by, is a sum. The sums of all micro-batches, divided by the same number for the
+    mini-batch, are Keras' mean over the mini-batch.
+
+    Attributes:
+        loss: function of the three others, such as a `keras.losses.Loss`.
+        labels: what the predictions are compared with, a nest.
+        predictions: a nest.
+        weights: sample weights; None: there are none.
+    """
+
+    loss: Callable[..., tf.Tensor]
+    labels: Any
+    predictions: Any
+    weights: Any
+
+    def sum(self, divisor: Divisor) -> tf.Tensor:
+        """Return the mean that Keras computes times its divisor, a scalar of float64."""
+        mean = tf.reduce_sum(self.loss(self.labels, self.predictions, self.weights))
+        return tf.cast(mean, tf.float64) * self.divisor(divisor)
+
+    def divisor(self, divisor: Divisor) -> tf.Tensor:
+        """Return what the mean was divided by, a scalar of float64."""
+        if divisor == "one":
+            return tf.ones([], tf.float64)
+        labels, predictions = (
+            keras.tree.flatten(nest)[0] for nest in (self.labels, self.predictions)
+        )
+        kept = getattr(predictions, "_keras_mask", None)
+        ignored = getattr(self.loss, "ignore_class", None)
+        if ignored is not None:
+            counted = tf.not_equal(labels, tf.cast(ignored, labels.dtype))
+            kept = counted if kept is None else counted & tf.reshape(kept, tf.shape(counted))
+        if divisor == "kept":
+            if kept is None:
+                return tf.cast(tf.shape(labels)[0], tf.float64)
+            return tf.reduce_sum(tf.cast(kept, tf.float64))
+        weights = tf.cast(self.weights, tf.float64)
+        if kept is not None:
+            weights *= tf.cast(tf.reshape(kept, tf.shape(weights)), tf.float64)
+        return tf.reduce_sum(weights)
+
+
+def find_divisor(
+    compare: Callable[[trials.Values], Comparison], values: trials.Values, name: str
+) -> Divisor:
+    """Return the divisor with which sums over micro-batches are those of a mini-batch.
+
+    Args:
+        compare: examples → what the loss is called with.
+        values: examples to try it on.
+        name: of the loss, for messages.
+
+    Raises:
+        LayerError: the loss is not a sum over examples.
+    """
+    divisors: list[Divisor] = ["kept", "weights", "one"]
+    if compare(values).weights is None:
+        divisors.remove("weights")
+    for divisor in divisors:
+
+        def total(part: trials.Values, divisor: Divisor = divisor) -> list[tf.Tensor]:
+            return [compare(part).sum(divisor)]
+
+        if trials.adds_up(total, values):
+            return divisor
+    raise errors.LayerError(
+        f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
+        "cannot compute it. Use a loss that compares each example with its label"
+    )
+
+
 class Loss(heads.Head):
     """x: [B, ...] floating, label: [B, ...] → x in the master dtype; loss: any loss of Keras.
 
     It is Σ values · weights over an update, divided as the reduction of the Keras loss says:
     `sum_over_batch_size` (Keras' default, as in `compile` and `fit`) and `mean` by the number of
     values, whatever the weights; `mean_with_sample_weight` by the sum of the weights; `sum` by 1,
-    for each mini-batch. The third name it reads, weights, is Keras' `sample_weight`, of the shape
-    of the values: [B] for most losses. Labels and weights are fields of the mini-batch.
+    for each mini-batch. The third name it reads, weights, is Keras' `sample_weight`. Labels and
+    weights are fields of the mini-batch.
 
-    The values of an example may depend on no other example, so `Circle`, and `Dice` and `Tversky`
-    without `axis`, are refused. A cross-entropy of probabilities is computed from these, clipped at
-    1e-7, whatever layer they come from; `from_logits` needs no clipping.
+    A loss is tried on a few examples, and refused if micro-batches cannot compute it, such as
+    `Circle`, and `Dice` and `Tversky` without `axis`. A cross-entropy of probabilities is computed
+    from these, clipped at 1e-7, whatever layer they come from; `from_logits` needs no clipping.
 
     >>> loss = Loss.Params(loss="SparseCategoricalCrossentropy", reads=("logits", "label"))
     >>> loss.config = {"from_logits": True}
@@ -147,19 +228,69 @@ class Loss(heads.Head):
             if len(inputs) == 1:
                 return meta
             label = checks.any_shape(self, inputs[1], layout, "Set its field reads")
-            values = self._values_shape(output, tf.TensorSpec(label, self.policy.variable))
-            if len(inputs) == 3:
-                weights = checks.any_shape(self, inputs[2], "[...]", "Set its field reads")
-                if weights not in (values, (*values, 1)):
-                    raise errors.LayerError(
-                        f"{base.describe(self)}: weights of shape {list(weights)}, expected "
-                        f"{list(values)}, one for each value of the loss. Reshape them in the input"
-                    )
-            weight = self._weight(values, weighted=len(inputs) == 3)
-            of_batch = _keras_loss(self).reduction == "sum"
-            losses = (LossSpec(self.loss_name, self.coefficient, weight, of_batch=of_batch),)
+            for weights in inputs[2:]:
+                checks.any_shape(self, weights, layout, "Set its field reads")
+            divisor = self.divisor(output, *inputs[1:])
+
+            def weight(fields: dict[str, Nest]) -> tf.Tensor:
+                compared = [heads.field_of(fields, name) for name in self.reads[1:]]
+                counted = self.comparison(tf.zeros([]), *compared).divisor(divisor)
+                return tf.cast(counted, self.policy.variable)
+
+            losses = (
+                LossSpec(self.loss_name, self.coefficient, weight, of_batch=divisor == "one"),
+            )
             ranges = self._label_range(shape, label, inputs[1].dtype)
             return dataclasses.replace(meta, losses=losses, value_ranges=ranges)
+
+        def keras_loss(self) -> keras.losses.Loss:
+            """Return the loss of Keras, of the master dtype.
+
+            Raises:
+                LayerError: Keras has no such loss, refuses its arguments, or these name what would
+                    run code; or its reduction is None.
+            """
+            named = self.loss if isinstance(self.loss, str) else ""
+            subject = f"{base.describe(self)}: no Keras loss {named}"
+            keras_references.check([named, self.config], subject)
+            kind: Any = _class_of(named) if named else self.loss
+            config = json.dumps(self.config, sort_keys=True, default=repr)
+            made = _loss(kind, config, self.policy.variable.name)
+            if made.reduction in (None, "none"):
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {kind.__name__} has no reduction, and an update needs "
+                    "one number. Set config={'reduction': 'sum_over_batch_size'}"
+                )
+            return made
+
+        def comparison(
+            self, x: tf.Tensor, label: tf.Tensor, weights: tf.Tensor | None = None
+        ) -> Comparison:
+            """Return what the loss is called with."""
+            return Comparison(self.keras_loss(), label, x, weights)
+
+        def divisor(self, *specs: tf.TensorSpec) -> Divisor:
+            """Return what a mean of this loss was divided by.
+
+            Args:
+                *specs: of predictions, in the master dtype, label, and weights, if there are any.
+
+            Raises:
+                LayerError: the loss refuses them, or is not a sum over examples.
+            """
+            of_an_example = [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in specs]
+            try:
+                with tf.init_scope():
+                    return _divisor(self.keras_loss(), *of_an_example)
+            except errors.LayerError as error:
+                raise errors.LayerError(f"{base.describe(self)}: {error}") from None
+            except Exception as error:  # whatever a loss raises
+                x, *others = (list(spec.shape) for spec in specs)
+                shown = " and weights".join(f" of shape {shape}" for shape in others)
+                raise errors.LayerError(
+                    f"{base.describe(self)}: {type(self.keras_loss()).__name__} refuses labels"
+                    f"{shown} with predictions of shape {x}: {str(error).strip().splitlines()[0]}"
+                ) from error
 
         def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
             """Return how to read classes from predictions and labels; None: there is no one class.
@@ -168,7 +299,7 @@ class Loss(heads.Head):
                 x: spec of the predictions.
                 label: spec of the labels.
             """
-            kind, wanted = _keras_loss(self).keras_object, tuple(label.shape[1:])
+            kind, wanted = self.keras_loss(), tuple(label.shape[1:])
             rank, width = x.shape.rank, math.prod(x.shape[1:])
             names = keras.losses
             binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
@@ -189,78 +320,34 @@ class Loss(heads.Head):
             self, x: tuple[int, ...], label: tuple[int, ...], dtype: tf.DType
         ) -> dict[str, base.ValueRange]:
             """Return the range of labels that are numbers of classes; empty: they are not."""
-            loss, names = _keras_loss(self), keras.losses
+            loss, names = self.keras_loss(), keras.losses
             sparse = names.SparseCategoricalCrossentropy | names.CategoricalGeneralizedCrossEntropy
             binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
             classes: int | None = None
-            if isinstance(loss.keras_object, sparse) and label in (x[:-1], (*x[:-1], 1)):
+            if isinstance(loss, sparse) and label in (x[:-1], (*x[:-1], 1)):
                 classes = x[-1]
-            elif isinstance(loss.keras_object, binary) and dtype.is_integer:
+            elif isinstance(loss, binary) and dtype.is_integer:
                 classes = 2
-            if classes is None or not loss.is_separate:  # a class of a user may read labels its way
+            is_of_keras = type(loss) in vars(names).values()  # a user's may read labels its way
+            if classes is None or not is_of_keras:
                 return {}
-            return {self.reads[1]: base.ValueRange(classes, "", ignored=loss.ignored)}
-
-        def _values_shape(self, x: tf.TensorSpec, label: tf.TensorSpec) -> tuple[int, ...]:
-            """Return the shape of the values of the loss: [B, ...]."""
-            loss = _keras_loss(self)
-            traced = tf.function(lambda *both: tf.convert_to_tensor(loss.function(*both)))
-            try:
-                values = traced.get_concrete_function(label, x).structured_outputs
-            except Exception as error:  # whatever a loss raises
-                raise errors.LayerError(
-                    f"{base.describe(self)}: {loss.name} refuses labels of shape "
-                    f"{list(label.shape)} with predictions of shape {list(x.shape)}: "
-                    f"{str(error).strip().splitlines()[0]}"
-                ) from error
-            shape = tuple(values.shape.as_list())
-            rows = x.shape.as_list()[:1]
-            if not rows or list(shape[:1]) != rows:
-                raise errors.LayerError(
-                    f"{base.describe(self)}: {loss.name} returns {list(shape)} for "
-                    f"{sum(rows)} examples, not a value for each, so micro-batches cannot "
-                    "compute it. Set its axis, or use another loss"
-                )
-            return shape
-
-        def _weight(
-            self, values: tuple[int, ...], *, weighted: bool
-        ) -> Callable[[dict[str, Nest]], tf.Tensor]:
-            """Return a function from the fields to what the sum of the values is divided by."""
-            loss, dtype = _keras_loss(self), self.policy.variable
-            if loss.reduction == "sum":
-                return lambda _: tf.ones([], dtype)
-            by_weights = loss.reduction == "mean_with_sample_weight" and weighted
-            if loss.ignored is not None:
-                weights = self.reads[-1] if by_weights else None
-                return functools.partial(_kept_weight, self.reads[1], loss.ignored, weights, dtype)
-            if by_weights:
-                return heads.weight_by(self.reads[-1], dtype, are_weights=True)
-            examples = heads.weight_by(self.reads[1], dtype, examples=True)
-            of_an_example = math.prod(values[1:])
-            return lambda fields: examples(fields) * of_an_example
+            ignored = getattr(loss, "ignore_class", None)
+            return {self.reads[1]: base.ValueRange(classes, "", ignored=ignored)}
 
     params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""
         del theta
+        p = self.params
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.variable)
         if others:
-            loss = _keras_loss(self.params)
+            divisor = p.divisor(*map(tf.TensorSpec.from_tensor, (x, *others)))
             # Keras would compute with logits wherever it finds the softmax that x came from, which
             # depends on the cut; it does not look through an identity.
-            predictions = tf.identity(x)
-            label = tf.cast(others[0], x.dtype)  # Keras casts integer labels, too
-            if not loss.is_separate:
-                shapes = tuple(x.shape), tuple(label.shape)
-                with tf.init_scope():
-                    _check_separate(base.describe(self.params), loss, *shapes)
-            values = tf.convert_to_tensor(loss.function(label, predictions))
-            if len(others) == 2:
-                values *= tf.reshape(tf.cast(others[1], values.dtype), tf.shape(values))
-            ctx.add_loss(self.params.loss_name, tf.reduce_sum(values))
+            total = p.comparison(tf.identity(x), *others).sum(divisor)
+            ctx.add_loss(p.loss_name, tf.cast(total, x.dtype))
         return x
 
 
@@ -295,81 +382,51 @@ class Classifier:
         return numbers if self.ignored is None else tf.where(numbers == self.ignored, -1, numbers)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _KerasLoss:
-    """A loss of Keras.
+class _FunctionLoss(keras.losses.Loss):
+    """A function of labels and predictions."""
 
-    Attributes:
-        name: of its class or function, for messages.
-        function: labels and predictions → values, as `call` of Keras' losses.
-        reduction: of the values.
-        ignored: label that is left out, `ignore_class` of sparse cross-entropy; None: none is.
-        is_separate: whether its values are known to depend on one example each.
-        keras_object: the object of Keras; None for a function.
-    """
+    def __init__(
+        self,
+        function: Callable[..., tf.Tensor],
+        reduction: str | None = "sum_over_batch_size",
+        dtype: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(function.__name__, reduction, dtype)
+        self._function = functools.partial(function, **settings)
 
-    name: str
-    function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-    reduction: str | None
-    ignored: int | None
-    is_separate: bool
-    keras_object: Any = None
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return self._function(y_true, y_pred)
 
 
-def _keras_loss(params: Loss.Params) -> _KerasLoss:
-    """Return the loss of Keras that the params describe.
-
-    Raises:
-        LayerError: Keras has no such loss, refuses its arguments, or these name what would run
-            code; or its reduction is None.
-    """
-    name_or_class: Any = params.loss  # mypy takes no function for a key of a cache
-    named = name_or_class if isinstance(name_or_class, str) else ""
-    subject = f"{base.describe(params)}: no Keras loss {named}"
-    keras_references.check([named, params.config], subject)
-    loss = _loss_object(name_or_class, json.dumps(params.config, sort_keys=True, default=repr))
-    if loss.reduction in (None, "none"):
-        raise errors.LayerError(
-            f"{base.describe(params)}: {loss.name} has no reduction, and an update needs one "
-            "number. Set config={'reduction': 'sum_over_batch_size'}"
-        )
+@functools.cache
+def _loss(kind: Callable[..., Any], config: str, dtype: str) -> keras.losses.Loss:
+    """Return the loss of a class or function with these arguments, as JSON."""
+    settings = json.loads(config)
+    if not (isinstance(kind, type) and issubclass(kind, keras.losses.Loss)):
+        return _FunctionLoss(kind, **settings, dtype=dtype)
+    parameters = inspect.signature(kind).parameters.values()
+    if any(p.name == "dtype" or p.kind == p.VAR_KEYWORD for p in parameters):
+        settings["dtype"] = dtype
+    try:
+        loss: keras.losses.Loss = kind.from_config(settings)  # type: ignore[attr-defined]
+    except (ValueError, TypeError) as error:
+        raise errors.LayerError(f"no Keras loss {kind.__name__}({config}): {error}") from error
     return loss
 
 
 @functools.cache
-def _loss_object(named: Any, config: str) -> _KerasLoss:
-    kind: Any = _class_of(named) if isinstance(named, str) else named
-    settings = json.loads(config)
-    is_class = isinstance(kind, type) and issubclass(kind, keras.losses.Loss)
-    if not is_class:
-        reduction = settings.pop("reduction", "sum_over_batch_size")
-        function = functools.partial(kind, **settings)
-        return _KerasLoss(kind.__name__, function, reduction, None, is_separate=False)
-    try:
-        keras_object = kind.from_config(settings)
-    except (ValueError, TypeError) as error:
-        raise errors.LayerError(f"no Keras loss {kind.__name__}({settings}): {error}") from error
-    ignored = getattr(keras_object, "ignore_class", None)
-    is_of_keras = vars(keras.losses).get(kind.__name__) is kind
-    is_separate = is_of_keras and kind is not keras.losses.Circle
-    return _KerasLoss(
-        kind.__name__,
-        keras_object.call,
-        keras_object.reduction,
-        ignored,
-        is_separate,
-        keras_object,
+def _divisor(loss: keras.losses.Loss, *specs: tf.TensorSpec) -> Divisor:
+    """Return the divisor of a loss of examples of these specs."""
+
+    def compare(values: trials.Values) -> Comparison:
+        x, label, *weights = values.values()
+        return Comparison(loss, label, x, *weights or [None])
+
+    return trials.on_examples(
+        lambda values: find_divisor(compare, values, type(loss).__name__),
+        dict(zip(("x", "label", "weights"), specs, strict=False)),
     )
-
-
-def _kept_weight(
-    label: str, ignored: int, weights: str | None, dtype: tf.DType, fields: dict[str, Nest]
-) -> tf.Tensor:
-    """Return the number of labels other than `ignored`, or the sum of their weights."""
-    kept = tf.cast(tf.not_equal(fields[label], tf.cast(ignored, fields[label].dtype)), dtype)
-    if weights is not None:
-        kept *= tf.reshape(tf.cast(fields[weights], dtype), tf.shape(kept))
-    return tf.reduce_sum(kept)
 
 
 def _class_of(name: str) -> type[keras.losses.Loss]:
@@ -384,48 +441,17 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
     registered = keras.saving.get_registered_object(name)
     if isinstance(registered, type) and issubclass(registered, keras.losses.Loss):
         return registered
-    kinds = [v for v in vars(keras.losses).values() if isinstance(v, type)]
-    kinds.remove(keras.losses.Loss)
+    kinds = {k.__name__: k for k in vars(keras.losses).values() if isinstance(k, type)}
+    del kinds["Loss"]
     with contextlib.suppress(ValueError):
         match = keras.losses.get(name)  # a function where the name is one, such as mse
-        name = name if isinstance(match, keras.losses.Loss) else match.__name__
+        name = getattr(match, "__name__", type(match).__name__)
     joined = name.replace("_", "").lower()
-    for kind in kinds:
+    for kind in kinds.values():
         if kind.__name__.lower() == joined:
             return kind
-    names = [kind.__name__ for kind in kinds]
-    near = errors.nearest(name, names) or names[:3]
+    near = errors.nearest(name, kinds) or list(kinds)[:3]
     raise errors.LayerError(
         f"no Keras loss {name!r}; nearest {', '.join(near)}. Name a class of keras.losses, or set "
         "the class itself"
     )
-
-
-@functools.cache
-def _check_separate(
-    described: str, loss: _KerasLoss, x: tuple[int, ...], label: tuple[int, ...]
-) -> None:
-    """Refuse a loss whose values depend on other examples, which may be in another micro-batch.
-
-    Args:
-        described: how messages call the layer.
-        loss: the loss.
-        x: shape of predictions.
-        label: shape of labels.
-
-    Raises:
-        LayerError: they do.
-    """
-    random = np.random.default_rng(0)
-    dims, label_dims = ((4, *shape[1:]) for shape in (x, label))
-    predicted = tf.constant(random.random(dims), tf.float64)
-    wanted = tf.constant(random.integers(0, 2, label_dims), tf.float64)
-    whole = loss.function(wanted, predicted)
-    parts = (tf.split(value, (1, 3)) for value in (wanted, predicted))
-    separate = tf.concat([loss.function(*part) for part in zip(*parts, strict=True)], 0)
-    if not np.allclose(whole, separate, rtol=1e-6, atol=1e-9, equal_nan=True):
-        raise errors.LayerError(
-            f"{described}: the values of {loss.name} for an example depend on other examples, "
-            "which may be in another micro-batch. Use a loss that compares each example with its "
-            "label"
-        )

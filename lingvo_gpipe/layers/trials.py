@@ -1,0 +1,100 @@
+"""A few examples, to try whether what a function returns of a mini-batch is the sum of its parts.
+
+Losses and metrics of Keras are functions of a whole mini-batch. Micro-batches can compute those of
+which this holds, and no config says which they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gpipe import errors
+
+T = TypeVar("T")
+
+_EXAMPLES = 7
+_PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
+_LARGE = 2**20  # elements of an example, of which then a few positions are tried
+_POSITIONS = 32
+
+Values: TypeAlias = Mapping[str, tf.Tensor]
+"""Name of a field of the mini-batch, or of an output of the network → its value."""
+
+
+def on_examples(
+    function: Callable[[Values], T], values: Mapping[str, tf.Tensor | tf.TensorSpec]
+) -> T:
+    """Return what a function returns of a few examples.
+
+    Of large tensors it is called with a few positions, and with all only if it refuses these.
+
+    Args:
+        function: function of the examples.
+        values: name → tensor whose first examples are taken, or spec of random numbers between 0
+            and 1. Integers are 0 or 1, or 1 or 2 if it refuses these.
+
+    Raises:
+        Exception: what the function raises.
+    """
+    specs = [value for value in values.values() if isinstance(value, tf.TensorSpec)]
+    shape = max((spec.shape for spec in specs), key=lambda shape: math.prod(shape[1:]))
+    is_large = len(shape) > 2 and math.prod(shape[1:]) > _LARGE
+    failures = []
+    for length, lowest in ((shape[1], 0),) * is_large + ((None, 0), (None, 1)):
+        try:
+            return function(_few(values, length, lowest))
+        except errors.UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
+            failures.append(error)
+    raise failures[-2]
+
+
+def _few(
+    values: Mapping[str, tf.Tensor | tf.TensorSpec], length: int | None, lowest: int
+) -> Values:
+    """Return such examples.
+
+    Args:
+        values: see `on_examples`.
+        length: of sequences of which only a few positions are taken; None: there are none.
+        lowest: the least of drawn integers.
+    """
+    random = np.random.default_rng(0)
+    places = np.linspace(0, (length or 1) - 1, _POSITIONS, dtype=int)
+    few = {}
+    for name, value in values.items():
+        is_cut = length is not None and value.shape[1:2] == (length,)
+        if isinstance(value, tf.TensorSpec):
+            shape = [_EXAMPLES, *([_POSITIONS] if is_cut else value.shape[1:2]), *value.shape[2:]]
+            is_floating = value.dtype.is_floating
+            integers = random.integers(lowest, lowest + 2, shape)
+            drawn = random.uniform(0.05, 0.95, shape) if is_floating else integers
+            few[name] = tf.cast(drawn, value.dtype)
+        else:
+            rows = tf.gather(value, np.arange(_EXAMPLES) % value.shape[0])
+            few[name] = tf.gather(rows, places, axis=1) if is_cut else rows
+    return few
+
+
+def adds_up(
+    function: Callable[[Values], Sequence[tf.Tensor]], values: Values, *, absolute: float = 1e-9
+) -> bool:
+    """Return whether what a function returns of all examples is the sum of that of their parts.
+
+    Args:
+        function: the function.
+        values: examples to try it on.
+        absolute: difference that is none.
+    """
+    whole = function(values)
+    parts = [function({name: value[part] for name, value in values.items()}) for part in _PARTS]
+    return all(
+        np.all(np.isfinite(total)) and np.allclose(sum(apart), total, 1e-5, absolute)
+        for total, *apart in zip(whole, *parts, strict=True)
+    )

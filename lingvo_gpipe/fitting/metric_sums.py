@@ -15,12 +15,10 @@ from collections.abc import Iterator, Mapping
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.fitting.objective import Names, at
-from lingvo_gpipe.keras_layers import masks
+from lingvo_gpipe.fitting.objective import Names
 from lingvo_gpipe.layers import base, trials
 from lingvo_gpipe.layers.trials import Values
 
@@ -31,15 +29,13 @@ _TOLERANCE = 1e-4
 class MetricSums(hyperparams.Opaque):
     """The metrics of `compile`, for mini-batches of one structure."""
 
-    def __init__(self, model: Functional, compiled: CompileMetrics, names: Names) -> None:
+    def __init__(self, compiled: CompileMetrics, names: Names) -> None:
         """Keep what computes them.
 
         Args:
-            model: whose outputs are measured.
             compiled: the metrics; Keras has to have called them before.
             names: of what they compare.
         """
-        self._model = model
         self._compiled = compiled
         self._names = names
 
@@ -99,14 +95,7 @@ class MetricSums(hyperparams.Opaque):
 
     def _after(self, state: list[tf.Tensor], values: Values) -> list[tf.Tensor]:
         """Return the variables after examples, which were `state` before."""
-        names = self._names
-        predictions = masks.with_masks(
-            self._model,
-            [values[name] for name in names.inputs],
-            at(names.outputs, values),
-        )
-        labels, weights = at(names.labels, values), at(names.weights, values)
-        after = self._compiled.stateless_update_state(state, labels, predictions, weights)
+        after = self._compiled.stateless_update_state(state, *self._names.arguments(values))
         return [tf.convert_to_tensor(value) for value in after]
 
 

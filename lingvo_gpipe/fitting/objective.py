@@ -24,12 +24,14 @@ class Names:
     """Names of what losses and metrics compare.
 
     Attributes:
+        model: whose outputs they compare.
         inputs: fields with the inputs of the model, flat.
         outputs: outputs, in the structure of the model.
         labels: fields with the labels, in the structure of the data; None: there are none.
         weights: fields with the sample weights, likewise.
     """
 
+    model: Functional
     inputs: tuple[str, ...]
     outputs: Any
     labels: Any
@@ -39,6 +41,38 @@ class Names:
         """Return the fields with labels and sample weights."""
         flat = keras.tree.flatten([self.labels, self.weights])
         return tuple(name for name in flat if name is not None)
+
+    def arguments(self, values: Values) -> tuple[Any, Any, Any]:
+        """Return labels, outputs with their masks, and sample weights, in their structures.
+
+        Args:
+            values: fields and outputs; without outputs, these are zeros of no shape.
+        """
+
+        def value(name: str | None) -> tf.Tensor | None:
+            if name is None:
+                return None
+            return values[name] if name in values else tf.zeros([])
+
+        def at(names: Any) -> Any:
+            return keras.tree.map_structure(value, names)
+
+        inputs = [values[name] for name in self.inputs]
+        outputs = masks.with_masks(self.model, inputs, at(self.outputs))
+        return at(self.labels), outputs, at(self.weights)
+
+    def drawn(
+        self, fields: Values, outputs: Mapping[str, tf.TensorSpec]
+    ) -> dict[str, tf.Tensor | tf.TensorSpec]:
+        """Return what losses and metrics are tried on: weights and outputs are drawn.
+
+        Args:
+            fields: a mini-batch.
+            outputs: name of an output of the model → its spec.
+        """
+        weights = [name for name in keras.tree.flatten(self.weights) if name is not None]
+        drawn = {name: tf.TensorSpec.from_tensor(fields[name]) for name in weights}
+        return {**fields, **drawn, **outputs}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,16 +98,14 @@ class Objective(hyperparams.Opaque):
         terms: one for each loss.
     """
 
-    def __init__(self, model: Functional, compiled: CompileLoss, names: Names) -> None:
+    def __init__(self, compiled: CompileLoss, names: Names) -> None:
         """Find the losses; Keras has to have called them before.
 
         Args:
-            model: whose outputs are compared.
             compiled: the losses.
             names: see the class.
         """
         self.names = names
-        self._model = model
         self._compiled = compiled
         nested = keras.tree.is_nested(names.labels) or keras.tree.is_nested(names.outputs)
         # Of several losses for a single output, Keras uses the first.
@@ -89,8 +121,10 @@ class Objective(hyperparams.Opaque):
 
     def sums(self, values: Values) -> list[tf.Tensor]:
         """Return each loss of a micro-batch, times its divisor; of float64."""
-        calls = self._comparisons(values, at(self.names.outputs, values))
-        return [call.sum(term.divisor) for call, term in zip(calls, self.terms, strict=False)]
+        return [
+            comparison.sum(term.divisor)
+            for comparison, term in zip(self._comparisons(values), self.terms, strict=False)
+        ]
 
     def divisor(self, number: int, fields: Values) -> tf.Tensor:
         """Return what the sum of a loss over a mini-batch is divided by; of float64.
@@ -99,8 +133,7 @@ class Objective(hyperparams.Opaque):
             number: of the loss, in `terms`.
             fields: the mini-batch.
         """
-        no_outputs = keras.tree.map_structure(lambda _: tf.zeros([]), self.names.outputs)
-        return self._comparisons(fields, no_outputs)[number].divisor(self.terms[number].divisor)
+        return self._comparisons(fields)[number].divisor(self.terms[number].divisor)
 
     def divide(self, values: Mapping[str, tf.Tensor | tf.TensorSpec]) -> None:
         """Choose divisors with which sums over micro-batches are those of a mini-batch.
@@ -111,26 +144,18 @@ class Objective(hyperparams.Opaque):
         Raises:
             LayerError: a loss is not a sum over examples.
         """
+
+        def divided(number: int, examples: Values) -> Term:
+            name = self._compiled._flat_losses[number].loss.name
+            divisor = find_divisor(lambda part: self._comparisons(part)[number], examples, name)
+            return dataclasses.replace(self.terms[number], divisor=divisor)
+
         self.terms = trials.on_examples(
-            lambda examples: tuple(self._divided(n, examples) for n in range(len(self.terms))),
-            values,
+            lambda examples: tuple(divided(n, examples) for n in range(len(self.terms))), values
         )
 
-    def _divided(self, number: int, values: Values) -> Term:
-        """Return a loss with its divisor."""
-
-        def compare(part: Values) -> Comparison:
-            return self._comparisons(part, at(self.names.outputs, part))[number]
-
-        name = self._compiled._flat_losses[number].loss.name
-        divisor = find_divisor(compare, values, name)
-        return dataclasses.replace(self.terms[number], divisor=divisor)
-
-    def _comparisons(self, values: Values, predictions: Any) -> list[Comparison]:
+    def _comparisons(self, values: Values) -> list[Comparison]:
         """Return what Keras would call each loss with."""
-        inputs = [values[name] for name in self.names.inputs]
-        predictions = masks.with_masks(self._model, inputs, predictions)
-        labels, weights = at(self.names.labels, values), at(self.names.weights, values)
         calls: list[Comparison] = []
 
         def recorded(loss: Callable[..., Any]) -> Callable[..., float]:
@@ -146,31 +171,8 @@ class Objective(hyperparams.Opaque):
             _flat_losses=[loss._replace(loss=recorded(loss.loss)) for loss in losses],
             _metrics=[None] * len(losses),
         ):
-            self._compiled.call(labels, predictions, weights)
+            self._compiled.call(*self.names.arguments(values))
         return calls
-
-
-def drawn(
-    names: Names, fields: Values, outputs: Mapping[str, tf.TensorSpec]
-) -> dict[str, tf.Tensor | tf.TensorSpec]:
-    """Return a mini-batch on which losses and metrics are tried, with drawn weights and outputs.
-
-    Args:
-        names: of what losses and metrics compare.
-        fields: the mini-batch.
-        outputs: name of an output of the model → its spec.
-    """
-    weights = [name for name in keras.tree.flatten(names.weights) if name is not None]
-    return {
-        **fields,
-        **{name: tf.TensorSpec.from_tensor(fields[name]) for name in weights},
-        **outputs,
-    }
-
-
-def at(names: Any, values: Mapping[str, Any]) -> Any:
-    """Return values in a structure of names; None where there is no name."""
-    return keras.tree.map_structure(lambda name: None if name is None else values[name], names)
 
 
 @contextlib.contextmanager

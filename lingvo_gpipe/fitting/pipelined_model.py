@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
-from lingvo_gpipe.fitting.objective import Names, at
+from lingvo_gpipe.fitting.objective import Names
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.pipelining import Result
@@ -256,8 +256,8 @@ class PipelinedModel(keras.Model):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
         pipelines = self._pipelines
         fields = pipelines.inputs(x)
-        outputs = pipelines.network.outputs
-        names = Names(tuple(fields), outputs, _names("labels", y), _names("weights", weights))
+        compared = _names("labels", y), _names("weights", weights)
+        names = Names(pipelines.graph(), tuple(fields), pipelines.network.outputs, *compared)
         fields |= _leaves("labels", y) | _leaves("weights", weights)
         run = pipelines.with_losses(
             fields, names, self._compile_loss, self._compile_metrics, self.optimizer
@@ -288,9 +288,7 @@ class PipelinedModel(keras.Model):
 
     def _measured(self, run: LossPipeline, measured: Measured) -> dict[str, tf.Tensor]:
         """Update the metrics; return the logs."""
-        names, fields = run.names, measured.fields
-        inputs = [fields[name] for name in names.inputs]
-        size = tf.shape(inputs[0])[0]
+        size = tf.shape(measured.fields[run.names.inputs[0]])[0]
         self._loss_tracker.update_state(measured.loss, sample_weight=size)
         trackers = [] if self._compile_loss is None else self._compile_loss.metrics
         for number, tracker in enumerate(trackers):
@@ -299,9 +297,8 @@ class PipelinedModel(keras.Model):
             run.metrics.add(measured.sums)
         if not self._reads_outputs(run):
             return self.get_metrics_result()
-        labels, weights = at(names.labels, fields), at(names.weights, fields)
-        outputs = self._pipelines.outputs(measured.outputs, inputs)
-        return self.compute_metrics(None, labels, outputs, sample_weight=weights)
+        compared = run.names.arguments(measured.fields | measured.outputs)
+        return self.compute_metrics(None, *compared)
 
     def _reads_outputs(self, run: LossPipeline) -> bool:
         """Return whether metrics of `compile` read the model's outputs for a whole mini-batch."""

@@ -18,7 +18,7 @@ from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import planning, variables
 from lingvo_gpipe.fitting.compiled_losses import CompiledLosses
 from lingvo_gpipe.fitting.metric_sums import MetricSums
-from lingvo_gpipe.fitting.objective import Names, Objective, at, drawn
+from lingvo_gpipe.fitting.objective import Names, Objective
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
@@ -102,7 +102,7 @@ class Pipelines:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
         if graph_of(self._model) is None:  # a Sequential that has not seen an input
             self._model.build(keras.tree.flatten(x)[0].shape)
-        graph = self._graph()
+        graph = self.graph()
         _check_inputs(graph, x)
         flat = graph._standardize_inputs(x)
         for tensor, taken in zip(flat, graph.inputs, strict=True):
@@ -117,7 +117,7 @@ class Pipelines:
     def outputs(self, outputs: Mapping[str, Any], inputs: Sequence[tf.Tensor]) -> Any:
         """Return outputs by name as the model returns them for these inputs."""
         structured = wiring.in_structure(self.network.outputs, outputs)
-        return masks.with_masks(self._graph(), inputs, structured)
+        return masks.with_masks(self.graph(), inputs, structured)
 
     def with_losses(
         self,
@@ -232,14 +232,11 @@ class Pipelines:
         inputs = {name: fields[name] for name in names.inputs}
         analysis = analyze(uncut(self._params([])), specs(inputs))
         written = {name: analysis.specs[n] for name, n in analysis.wiring.outputs.items()}
-        outputs = wiring.in_structure(self.network.outputs, written)
-        compared = keras.tree.map_structure(
-            _symbolic, (at(names.labels, fields), outputs, at(names.weights, fields))
-        )
+        values = names.drawn(fields, written)
+        symbolic = {n: keras.KerasTensor(v.shape, v.dtype.name) for n, v in values.items()}
         # Keras resolves in the first call which output each loss compares. Nothing is computed.
-        backend.compute_output_spec(compiled, *compared)
-        objective = Objective(self._graph(), compiled, names)
-        values = drawn(names, fields, written)
+        backend.compute_output_spec(lambda v: compiled(*names.arguments(v)), symbolic)
+        objective = Objective(compiled, names)
         try:
             objective.divide(values)
         except errors.LayerError as error:
@@ -248,8 +245,10 @@ class Pipelines:
             self._is_divisible = False
         sums = None
         if metrics is not None:
-            backend.compute_output_spec(metrics.update_state, *compared)
-            sums = MetricSums(self._graph(), metrics, names)
+            backend.compute_output_spec(
+                lambda v: metrics.update_state(*names.arguments(v)), symbolic
+            )
+            sums = MetricSums(metrics, names)
             sums = sums if sums.are_sums(values) else None
         reads = [*keras.tree.flatten(names.outputs), *names.inputs, *names.compared()]
         return CompiledLosses.Params(
@@ -260,14 +259,10 @@ class Pipelines:
             writes=(_HEAD,),
         )
 
-    def _graph(self) -> Functional:
+    def graph(self) -> Functional:
         """Return the functional form of the model."""
         graph: Functional = graph_of(self._model)
         return graph
-
-
-def _symbolic(value: tf.Tensor | tf.TensorSpec | None) -> keras.KerasTensor | None:
-    return None if value is None else keras.KerasTensor(value.shape, value.dtype.name)
 
 
 def _check_inputs(graph: Functional, x: Any) -> None:

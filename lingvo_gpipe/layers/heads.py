@@ -31,6 +31,37 @@ class LossParams(Layer.Params):
     coefficient: float = hyperparams.field(1.0, "Its factor in the update's loss.")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Classifier:
+    """How a loss reads classes from predictions and labels.
+
+    Attributes:
+        from_logits: predictions are logits, else probabilities.
+        is_binary: they are those of class 1 of two, [N] or [N, 1]; else of all classes, [N, C].
+        is_one_hot: labels are [B, C], with 1 at the class; else numbers of classes, [B] or [B, 1].
+        ignored: label that is left out; None: none is.
+    """
+
+    from_logits: bool
+    is_binary: bool = False
+    is_one_hot: bool = False
+    ignored: int | None = None
+
+    def probabilities(self, x: tf.Tensor) -> tf.Tensor:
+        """Return the probability of each class, [N, C], for predictions."""
+        if not self.is_binary:
+            return tf.nn.softmax(x) if self.from_logits else x
+        first = tf.reshape(tf.sigmoid(x) if self.from_logits else x, (-1,))
+        return tf.stack([1 - first, first], -1)
+
+    def classes(self, label: tf.Tensor) -> tf.Tensor:
+        """Return the numbers of the classes, [B] int64; -1 where the label is left out."""
+        if self.is_one_hot:
+            return tf.argmax(label, -1)
+        numbers = tf.cast(tf.reshape(label, (-1,)), tf.int64)
+        return numbers if self.ignored is None else tf.where(numbers == self.ignored, -1, numbers)
+
+
 class Head(Layer):
     """Base of layers that compare the first name they read with the others: label, weights."""
 
@@ -40,6 +71,16 @@ class Head(Layer):
         def compared(self) -> tuple[str, ...]:
             """Return label and weights."""
             return tuple(self.reads[1:])
+
+        def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
+            """Return how to read classes of examples; None: it does not compare them.
+
+            Args:
+                x: spec of the predictions, which it writes.
+                label: spec of the labels.
+            """
+            del x, label
+            return None
 
         def _inference(self) -> Layer.Params:
             """Leave out label and weights."""
@@ -68,6 +109,11 @@ class LabelledParams(Head.Params):
         label = self.reads[1:2]
         weights = self.reads[2] if len(self.reads) > 2 else None
         return {name: base.ValueRange(size, setting, weights) for name in label if size is not None}
+
+    def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
+        """See `Head.Params.classifier`."""
+        is_of_examples = x.shape.rank == 2 and label.shape.rank == 1
+        return Classifier(from_logits=True) if is_of_examples else None
 
     def metric_names(self) -> tuple[str, ...]:
         """Return the names of metrics that are means, without the prefix."""

@@ -292,28 +292,23 @@ class Loss(heads.Head):
                     f"{shown} with predictions of shape {x}: {str(error).strip().splitlines()[0]}"
                 ) from error
 
-        def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> Classifier | None:
-            """Return how to read classes from predictions and labels; None: there is no one class.
-
-            Args:
-                x: spec of the predictions.
-                label: spec of the labels.
-            """
+        def classifier(self, x: tf.TensorSpec, label: tf.TensorSpec) -> heads.Classifier | None:
+            """See `Head.Params.classifier`."""
             kind, wanted = self.keras_loss(), tuple(label.shape[1:])
             rank, width = x.shape.rank, math.prod(x.shape[1:])
             names = keras.losses
             binary = names.BinaryCrossentropy | names.BinaryFocalCrossentropy
             one_hot = names.CategoricalCrossentropy | names.CategoricalFocalCrossentropy
             if isinstance(kind, binary) and width == 1 and wanted in ((), (1,)):
-                return Classifier(kind.from_logits, is_binary=True)
+                return heads.Classifier(kind.from_logits, is_binary=True)
             if (
                 isinstance(kind, names.SparseCategoricalCrossentropy)
                 and rank == 2
                 and wanted in ((), (1,))
             ):
-                return Classifier(kind.from_logits, ignored=kind.ignore_class)
+                return heads.Classifier(kind.from_logits, ignored=kind.ignore_class)
             if isinstance(kind, one_hot) and rank == 2 and wanted == (width,):
-                return Classifier(kind.from_logits, is_one_hot=True)
+                return heads.Classifier(kind.from_logits, is_one_hot=True)
             return None
 
         def _label_range(
@@ -349,37 +344,6 @@ class Loss(heads.Head):
             total = p.comparison(tf.identity(x), *others).sum(divisor)
             ctx.add_loss(p.loss_name, tf.cast(total, x.dtype))
         return x
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Classifier:
-    """How a loss reads classes from predictions and labels.
-
-    Attributes:
-        from_logits: predictions are logits, else probabilities.
-        is_binary: they are those of class 1 of two, [N] or [N, 1]; else of all classes, [N, C].
-        is_one_hot: labels are [B, C], with 1 at the class; else numbers of classes, [B] or [B, 1].
-        ignored: label that is left out; None: none is.
-    """
-
-    from_logits: bool
-    is_binary: bool = False
-    is_one_hot: bool = False
-    ignored: int | None = None
-
-    def probabilities(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the probability of each class, [N, C], for predictions."""
-        if not self.is_binary:
-            return tf.nn.softmax(x) if self.from_logits else x
-        first = tf.reshape(tf.sigmoid(x) if self.from_logits else x, (-1,))
-        return tf.stack([1 - first, first], -1)
-
-    def classes(self, label: tf.Tensor) -> tf.Tensor:
-        """Return the numbers of the classes, [B] int64; -1 where the label is left out."""
-        if self.is_one_hot:
-            return tf.argmax(label, -1)
-        numbers = tf.cast(tf.reshape(label, (-1,)), tf.int64)
-        return numbers if self.ignored is None else tf.where(numbers == self.ignored, -1, numbers)
 
 
 class _FunctionLoss(keras.losses.Loss):

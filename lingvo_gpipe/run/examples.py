@@ -7,7 +7,7 @@ those examples that are among the ones to show so far: never more than a fixed n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.input import Input
-from lingvo_gpipe.layers import KerasMetric, Layer, Loss
+from lingvo_gpipe.layers import KerasMetric, Loss
+from lingvo_gpipe.layers.heads import Classifier, Head
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.network import Analysis, parts, wiring
+from lingvo_gpipe.network import Analysis, parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_PROBABILITIES = "probabilities"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Examples:
         self._pipe = pipe
         self._source = source
         self._count = count
-        self._classifier = _classifier(pipe.analysis) if count else None
+        self._head = _head(pipe.analysis) if count else None
         self._has_pictures: bool | None = None
         self._chosen: list[tuple[float, Example]] = []
 
@@ -66,7 +66,7 @@ class Examples:
 
         Not if the network does not classify examples, or its input draws none.
         """
-        if self._classifier is None:
+        if self._head is None:
             return False
         if self._has_pictures is None:
             self._has_pictures = self._pictures(batch, [0]) != []
@@ -79,15 +79,15 @@ class Examples:
             batch: the mini-batch, for which `reads_outputs` returns True.
             outputs: name → output of the network, on any devices.
         """
-        classifier = self._classifier
-        if classifier is None:
+        head = self._head
+        if head is None:
             return
-        labels = classifier.labels(batch)
-        best, confidence = classifier.predict(outputs)
+        labels = head.labels(batch)
+        best, confidence = head.predict(outputs)
         scores = ranks(labels, best, confidence)
         scores[labels < 0] = -np.inf  # a class that the loss leaves out
-        if classifier.weights is not None:  # an example of weight 0 only fills the mini-batch
-            scores[batch[classifier.weights].numpy().reshape(-1) == 0] = -np.inf
+        if head.weights is not None:  # an example of weight 0 only fills the mini-batch
+            scores[batch[head.weights].numpy().reshape(-1) == 0] = -np.inf
         least = self._chosen[-1][0] if len(self._chosen) == self._count else -np.inf
         order = np.argsort(-scores, kind="stable")[: self._count]
         rows = [int(row) for row in order if scores[row] > least]
@@ -130,103 +130,57 @@ def ranks(labels: Array, predicted: Array, confidence: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Classifier:
-    """What classifies whole examples in a network.
+class _Head:
+    """What compares whole examples with their classes in a network.
 
     Attributes:
         output: name of the predictions among the network's outputs.
         label: field of the mini-batch with the classes.
         weights: field with the weights of the examples; None: all count.
-        probabilities: predictions → probability of each class, [N, C].
-        classes: that field → numbers of the classes, [B].
+        classifier: reads the classes of both.
     """
 
     output: str
     label: str
     weights: str | None
-    probabilities: Callable[[tf.Tensor], tf.Tensor]
-    classes: Callable[[tf.Tensor], tf.Tensor]
+    classifier: Classifier
 
     def labels(self, batch: Mapping[str, Nest]) -> Array:
         """Return the class of each example of a mini-batch, [B]."""
         field = batch[self.label]
         with tf.device(field.device):
-            return np.asarray(self.classes(field))
+            return np.asarray(self.classifier.classes(field))
 
     def predict(self, outputs: Mapping[str, Nest]) -> tuple[Array, Array]:
         """Return the best class and its probability, [B] each."""
         predictions = outputs[self.output]
         with tf.device(predictions.device):  # only two numbers of an example leave it
-            shares = self.probabilities(predictions)
+            shares = self.classifier.probabilities(predictions)
             best, confidence = tf.argmax(shares, -1), tf.reduce_max(shares, -1)
         return best.numpy(), confidence.numpy()
 
 
-def _classifier(analysis: Analysis) -> _Classifier | None:
+def _head(analysis: Analysis) -> _Head | None:
     """Return what classifies examples by a field, from the network's only output."""
     if len(analysis.wiring.outputs) != 1:  # others may be large, or not of single examples
         return None
     ((output, version),) = analysis.wiring.outputs.items()
-    producer, spec = analysis.wiring.versions[version].producer, analysis.specs[version]
-    if producer == wiring.FIELD or not isinstance(spec, tf.TensorSpec):
-        return None
-    params = analysis.layers[producer].params
-    return _softmax(analysis, output, params, spec) or _keras_loss(analysis, output, version)
-
-
-def _softmax(
-    analysis: Analysis, output: str, params: Layer.Params, spec: tf.TensorSpec
-) -> _Classifier | None:
-    """Return the layer that makes the output, if it is served as probabilities."""
-    label, weights = _compared(params)
-    labels = analysis.fields.get(label)
-    if (
-        spec.shape.rank != 2
-        or len(params.writes) != 1
-        or not isinstance(labels, tf.TensorSpec)
-        or labels.shape.rank != 1
-        or not labels.dtype.is_integer
-        or _PROBABILITIES not in params.served(tf.zeros([1, spec.shape[-1]], spec.dtype))
-    ):
-        return None
-
-    def probabilities(logits: tf.Tensor) -> tf.Tensor:
-        return params.served(logits)[_PROBABILITIES]
-
-    return _Classifier(output, label, weights, probabilities, tf.identity)
-
-
-def _keras_loss(analysis: Analysis, output: str, version: int) -> _Classifier | None:
-    """Return a loss of Keras that compares the output with classes.
-
-    Args:
-        analysis: analysis of the network.
-        output: name of the output.
-        version: its version in the stream.
-    """
-    source: dict[int, int] = {}  # version that a layer passes on → the one that it read
-    losses: list[tuple[int, Loss.Params]] = []
+    read_by: dict[int, int] = {}  # version that a layer passes on → the one that it read
+    heads: dict[int, _Head] = {}
     for layer, reads, writes in zip(
         analysis.layers, analysis.wiring.reads, analysis.wiring.writes, strict=True
     ):
-        if isinstance(layer.params, Loss.Params | KerasMetric.Params):
-            source[writes[0]] = source.get(reads[0], reads[0])
-        if isinstance(layer.params, Loss.Params):
-            losses.append((source[writes[0]], layer.params))
-    for compared, params in losses:
-        label, weights = _compared(params)
-        labels, spec = analysis.fields.get(label), analysis.specs[compared]
-        if (
-            compared == source.get(version, version)
-            and isinstance(labels, tf.TensorSpec)
-            and isinstance(spec, tf.TensorSpec)
-            and (found := params.classifier(spec, labels)) is not None
-        ):
-            return _Classifier(output, label, weights, found.probabilities, found.classes)
-    return None
-
-
-def _compared(params: Layer.Params) -> tuple[str, str | None]:
-    """Return the fields with label and weights that a head reads; no label is ""."""
-    label, weights = (*params.reads[1:3], None, None)[:2]
-    return label or "", weights
+        params = layer.params
+        if isinstance(params, Loss.Params | KerasMetric.Params):
+            read_by[writes[0]] = read_by.get(reads[0], reads[0])
+        if isinstance(params, Head.Params) and len(params.reads) > 1:
+            predicted = read_by.get(writes[0], writes[0])
+            label, *weights = params.reads[1:]
+            specs = analysis.specs[predicted], analysis.fields.get(label)
+            if all(isinstance(spec, tf.TensorSpec) for spec in specs):
+                classifier = params.classifier(*specs)
+                if classifier is not None:
+                    heads.setdefault(
+                        predicted, _Head(output, label, next(iter(weights), None), classifier)
+                    )
+    return heads.get(read_by.get(version, version))

@@ -43,9 +43,11 @@ def on_examples(
     """
     specs = [value for value in values.values() if isinstance(value, tf.TensorSpec)]
     shape = max((spec.shape for spec in specs), key=lambda shape: math.prod(shape[1:]))
-    is_large = len(shape) > 2 and math.prod(shape[1:]) > _LARGE
+    attempts: list[tuple[int | None, int]] = [(None, 0), (None, 1)]
+    if len(shape) > 2 and math.prod(shape[1:]) > _LARGE:
+        attempts.insert(0, (shape[1], 0))
     failures = []
-    for length, lowest in ((shape[1], 0),) * is_large + ((None, 0), (None, 1)):
+    for length, lowest in attempts:
         try:
             return function(_few(values, length, lowest))
         except errors.UserError:

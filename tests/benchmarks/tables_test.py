@@ -11,18 +11,6 @@ _LETTERS = {"M": 1e6, "B": 1e9}
 
 
 @pytest.mark.parametrize("name", tables.FAMILIES)
-def test_models_have_the_printed_size(name: str) -> None:
-    family = tables.FAMILIES[name]
-    for column in family.columns[1:3]:
-        plan = step_plan.make_for(column.recipe().task())
-        printed = float(column.parameters[:-1]) * _LETTERS[column.parameters[-1]]
-        assert plan.parameters == pytest.approx(printed, rel=0.025), column.column
-        assert plan.analysis.table.num_devices == int(column.column.rpartition("-")[2])
-        memory = 12 * plan.parameters / family.unit
-        assert memory == pytest.approx(column.parameter_memory, rel=0.01)
-
-
-@pytest.mark.parametrize("name", tables.FAMILIES)
 def test_speeds_are_within_the_bound_and_fall_with_slower_links(name: str) -> None:
     family = tables.FAMILIES[name]
     assert tables.speed(family.model_2, 2, 1) == pytest.approx(1.0)

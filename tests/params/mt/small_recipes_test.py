@@ -116,8 +116,8 @@ def test_django_trains_and_evaluates_with_nothing_but_its_wheel(tmp_path: Path) 
     params.input.set(
         data_dir=str(tmp_path / "records"), batch_size=256, max_length=32, num_shapes=1
     )
-    params.input.preparation.set(pairs=("de:en", "fy:en"))
-    params.input.preparation.vocabulary.size = 600
+    params.input.preparation.set(pairs=("fy:en",))
+    params.input.preparation.vocabulary.size = 400
     params.model.num_micro_batches = 2
     params.train.max_steps = 2
     result = loop.run(params, tmp_path / "run", evaluate=True)

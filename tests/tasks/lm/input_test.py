@@ -82,9 +82,8 @@ def test_a_folder_or_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None
         source(tmp_path, length=0)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
-def test_an_epoch_has_every_row_once(tmp_path: Path, dtype: Any) -> None:
-    ids = np.random.RandomState(0).randint(0, 99, 43).astype(dtype)
+def test_an_epoch_has_every_row_once(tmp_path: Path) -> None:
+    ids = np.random.RandomState(0).randint(0, 99, 43).astype(np.int32)
     np.save(tmp_path / "train.npy", ids)
     own = source(tmp_path, batch_size=5, shuffle=True)
     found = set()

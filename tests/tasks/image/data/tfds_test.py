@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,12 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     config = tfds.download.DownloadConfig(num_shards=3)
     builder.download_and_prepare(download_config=config)
     return folder
+
+
+def copy_of(dataset: pathlib.Path, folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return a copy of the dataset, and the first file of its test split."""
+    copy = shutil.copytree(dataset, folder / "copy")
+    return copy, next(copy.glob("tiny_shapes/1.0.0/*test*tfrecord*"))
 
 
 def tfds_input(folder: pathlib.Path, name: str = "tiny_shapes", **more: Any) -> Any:
@@ -115,10 +122,7 @@ def test_a_wrong_tfds_dataset_is_named_in_one_line(
 def test_a_shard_that_cannot_be_read_is_named(
     dataset: pathlib.Path, tmp_path: pathlib.Path, damage: str
 ) -> None:
-    import shutil
-
-    copy = shutil.copytree(dataset, tmp_path / "copy")
-    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    copy, file = copy_of(dataset, tmp_path)
     content = file.read_bytes()
     file.unlink()
     if damage != "missing":
@@ -131,10 +135,7 @@ def test_a_shard_that_cannot_be_read_is_named(
 def test_a_broken_record_is_replaced_and_left_out(
     dataset: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import shutil
-
-    copy = shutil.copytree(dataset, tmp_path / "copy")
-    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    copy, file = copy_of(dataset, tmp_path)
     content = bytearray(file.read_bytes())
     place = content.index(b"\x89PNG")
     content[place : place + 4] = b"junk"
@@ -152,10 +153,7 @@ def test_a_broken_record_is_replaced_and_left_out(
 def test_an_image_without_a_label_is_reported(
     dataset: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import shutil
-
-    copy = shutil.copytree(dataset, tmp_path / "copy")
-    (file, *_) = copy.glob("tiny_shapes/1.0.0/*test*tfrecord*")
+    copy, file = copy_of(dataset, tmp_path)
     whole = seeds_of(tfds_input(dataset).evaluation("test"))
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(file))]
     first = tf.train.Example.FromString(records[0])

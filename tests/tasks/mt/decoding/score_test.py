@@ -100,24 +100,12 @@ def test_a_run_is_translated_and_scored(
     ]
     assert lines[0].startswith("score step=70 split=test BLEU=")
     assert lines[0].endswith(f" chrF={sum(wanted) / 3:.2f}")
-    assert [line.split()[0] for line in lines[2:9]] == [
-        *("high", "mid", "low", "all"),
-        *("de:en", "cs:en", "sw:en"),
-    ]
+    rows = ("high", "mid", "low", "all", "de:en", "cs:en", "sw:en")
+    assert tuple(line.split()[0] for line in lines[2:9]) == rows
     assert f"  {wanted[0]:.2f}  " in lines[6]
     assert lines[-2].startswith("3 translations reached their limit of tokens")
     assert lines[-1] == (f"wrote {tmp_path}/score/test.tsv, translations in {tmp_path}/score/test")
-
-
-def test_tensorboard_gets_scores_and_text(
-    folder: Path, tmp_path: Path, reversed_by: type[Reverser]
-) -> None:
-    del reversed_by
-    lines: list[str] = []
-    made = job(params(folder), tmp_path, lines)
-    score.run(made)
     curves = tensorboard_files.curves(tmp_path / "score")
-    rows = ("high", "mid", "low", "all", "de:en", "cs:en", "sw:en")
     tags = {f"test/{metric}/{row}" for metric in scores.METRICS for row in rows}
     assert set(curves) == {*tags, "test/scores"}
     ((step, value),) = curves["test/BLEU/all"]
@@ -217,7 +205,7 @@ class Repeater:
         return [list(ids[:-1]) for ids in sources]
 
 
-@pytest.mark.parametrize("count", [1, 3, 20, 99])
+@pytest.mark.parametrize("count", [3, 99])
 def test_as_many_sentences_of_each_pair_are_shown(
     folder: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,10 @@
-"""The paper's tables: models of the right size, speeds within the schedule's bound."""
+"""The paper's tables: speeds within the schedule's bound."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks import tables
-from lingvo_gpipe.plan import step_plan
-
-_LETTERS = {"M": 1e6, "B": 1e9}
 
 
 @pytest.mark.parametrize("name", tables.FAMILIES)

@@ -31,13 +31,14 @@ def graphs_of(run: Callable[[], Any]) -> list[Graph]:
 
 
 def without_kernel(
-    graphs: Sequence[Graph], devices: Sequence[str], kinds: Sequence[str]
+    graphs: Sequence[Graph], devices: Sequence[str] | None, kinds: Sequence[str]
 ) -> dict[str, str]:
     """Return the operations on some devices that have no kernel: what and types → an example.
 
     Args:
         graphs: as `graphs_of` returns them.
-        devices: devices of the cells, such as "/device:CPU:1", which no other operation has.
+        devices: devices of the cells, such as "/device:CPU:1", which no other operation has;
+            None: look at every operation.
         kinds: the devices for which a kernel is looked up: `GPU` or `XLA`.
     """
     lacking: dict[str, str] = {}
@@ -50,7 +51,7 @@ def without_kernel(
     return lacking
 
 
-def operations(graph: Graph, devices: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def operations(graph: Graph, devices: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
     """Yield the operations on some devices, with their names: function/operation."""
     functions = {function.signature.name: function for function in graph.library.function}
     visited = set()
@@ -58,7 +59,7 @@ def operations(graph: Graph, devices: Sequence[str]) -> Iterator[tuple[str, Any]
     def visit(nodes: Sequence[Any], path: str, inherited: bool) -> Iterator[tuple[str, Any]]:
         for node in nodes:
             is_there = inherited
-            if node.device:
+            if node.device and devices is not None:
                 is_there = any(node.device.endswith(device) for device in devices)
             if is_there and node.op not in _OF_THE_RUNTIME:
                 yield f"{path}{node.name}", node
@@ -67,7 +68,7 @@ def operations(graph: Graph, devices: Sequence[str]) -> Iterator[tuple[str, Any]
                     visited.add((called, is_there))
                     yield from visit(functions[called].node_def, f"{called}/", is_there)
 
-    yield from visit(graph.node, "", False)
+    yield from visit(graph.node, "", devices is None)
 
 
 def _functions(node: Any) -> Iterator[str]:

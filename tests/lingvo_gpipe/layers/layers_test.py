@@ -18,6 +18,7 @@ from lingvo_gpipe.tasks.image.model import amoebanet, heads, operations
 from lingvo_gpipe.tasks.mt.model import block, decoder, embedding, encoder, mixture, softmax
 from tests.cases import amoeba_layer_cases, layer_cases, mt_layer_cases
 from tests.cases.layer_cases import CASES, Case
+from tests.support import device_kernels
 
 POLICIES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 RANDOM = {
@@ -265,9 +266,13 @@ def assert_pure(graph: tf.Graph) -> None:
 
 
 @every_case
-def test_programs_are_pure(case: Case, everything_of: Any) -> None:
+def test_programs_are_pure_and_have_kernels_for_gpus_and_of_xla(
+    case: Case, everything_of: Any
+) -> None:
     _, everything = everything_of(case)
     assert_pure(everything.graph)
+    for kinds in (device_kernels.GPU, device_kernels.XLA):
+        assert device_kernels.without_kernel([everything.graph.as_graph_def()], None, kinds) == {}
 
 
 @each_class

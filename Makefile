@@ -70,7 +70,7 @@ sameness: $(STAMP) ## Compare the pipeline with the plain network over the whole
 keras-hub: $(STAMP) ## Compare every model of KerasHub, as a pipeline, with the model itself.
 	@$(PYTEST) -m 'keras_hub_whole or not keras_hub_whole' tests/keras_hub $(ARGS)
 
-reliability: $(STAMP) ## Kill runs at random instants, fill disks, damage files: the whole set.
+reliability: $(STAMP) ## Kill runs at random instants, fill disks, damage files, try an accelerator's questions: the whole set.
 	@$(PYTEST) -m reliability_full $(ARGS)
 
 docs: $(DOCS_STAMP) ## Build the documents and the API reference into build/site; warnings are errors.

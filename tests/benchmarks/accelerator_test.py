@@ -42,7 +42,19 @@ def without_workers(command: list[str], **_: Any) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(command, code, printed.getvalue(), "")
 
 
-@pytest.mark.parametrize("name", [question.name for question in frame.QUESTIONS])
+# They take 10 to 30 s each, and ask what tests of the library ask, too.
+LONG = ("fit", "out_of_memory", "repetition", "workers", "memory", "speed", "largest")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(question.name, marks=pytest.mark.reliability_full)
+        if question.name in LONG
+        else question.name
+        for question in frame.QUESTIONS
+    ],
+)
 def test_a_question_is_answered_on_cpus(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +157,7 @@ def test_a_question_is_ended_when_its_time_is_over(
     assert found == {"process 0 ended": "out of time after 1 s"}
 
 
+@pytest.mark.reliability_full
 def test_the_command_writes_answers_and_lines(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.accelerator", "--cpu", "--only=strings"]
     done = subprocess.run(

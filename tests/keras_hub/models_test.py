@@ -16,15 +16,9 @@ from tests.keras_hub import toys
 CHOSEN = (
     "AlbertMaskedLM",  # calls one block several times
     "BartSeq2SeqLM",  # encoder and decoder, a tied embedding
-    "CLIPBackbone",  # compares examples
-    "DINOV3Backbone",  # a layer returns the same for every mini-batch
-    "GPT2CausalLM",
     "Gemma3CausalLM",  # places of images among words
     "MixtralCausalLM",  # routes to experts, and adds losses
     "RWKV7Backbone",  # a scan over time
-    "ResNetImageClassifier",  # batch norm
-    "SmolLM3Backbone",  # a layer sets an attribute in each call
-    "VideoPrismBackbone",  # frames and examples share a dimension
 )
 
 
@@ -75,13 +69,10 @@ def test_a_model_of_keras_hub_has_the_gradients_of_keras(name: str) -> None:
     worst_error(name)
 
 
-@pytest.mark.filterwarnings("ignore:Layer .*`quantize`", "ignore:__array__ implementation")
-@pytest.mark.parametrize("is_quantized", [False, True])
-def test_lora_weights_of_a_backbone_alone_are_trained(is_quantized: bool) -> None:
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_lora_weights_of_a_backbone_alone_are_trained() -> None:
     model = toys.model("GemmaCausalLM")
     model.backbone.enable_lora(4)
-    if is_quantized:
-        model.quantize("int8")
     assert model.trainable_variables
     assert all("lora" in variable.path for variable in model.trainable_variables)
     for number, variable in enumerate(model.trainable_variables):

@@ -138,22 +138,6 @@ def test_values_in_slices_are_saved_as_those_of_the_whole(
     assert_equal(values(newest(source)), values(newest(again)))
 
 
-def test_slices_of_a_recipe_become_others_and_none(tmp_path: Path) -> None:
-    """Fields of the layers count as those of the network do."""
-    params = task_of(WHOLE)
-    for layer, slices in zip(params.model.layers, (2, None, (4, 8), 2), strict=True):
-        if slices is not None:
-            layer.slices = slices
-    trained(tmp_path, params, 1)
-    before = values(newest(tmp_path))
-    assert before["variables/softmax/kernel"].shape == (11, 8)
-    for layer in params.model.layers:
-        if "slices" in layer.fields():
-            layer.slices = 1
-    assert "restored step=1" in trained(tmp_path, params, 2)
-    assert before.keys() == values(newest(tmp_path)).keys()
-
-
 def test_adafactor_goes_on_with_the_same_slices_and_refuses_others(tmp_path: Path) -> None:
     """Its row and column are means over a slice."""
     rule = optim.Adafactor.Params(momentum=0.9, min_factored=3)

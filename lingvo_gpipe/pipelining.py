@@ -1,8 +1,8 @@
 """PipeliningLayer: a sequence of layers that users build, train and call.
 
-There are two ways to run it, by the same cell programs: `value_and_gradients`, with the losses
-inside and any schedule, which the trainer uses; and `fprop` (or a plain call), a differentiable
-layer under the caller's own `tf.GradientTape`.
+There are two ways to run it, by the same passes and cell programs: `value_and_gradients`, with the
+losses inside, which the trainer uses; and `fprop` (or a plain call), a differentiable layer under
+the caller's own `tf.GradientTape`.
 """
 
 from __future__ import annotations
@@ -232,7 +232,10 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
 
     @_without_autograph
     def fprop(self, theta: dict[str, Nest], inputs: Nest, ctx: Context) -> Nest:
-        """Compute the outputs, cell by cell in the table's order; differentiable.
+        """Compute the outputs, cell by cell in the table's order; differentiable, once.
+
+        A tape gets gradients of `theta` and of the floating fields from floating outputs and from
+        the losses in `ctx`. Second derivatives are refused with a `LayerError`.
 
         Args:
             theta: tensors nested by layer, as `theta()` returns them.

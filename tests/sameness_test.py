@@ -344,13 +344,13 @@ def _earlier_sum_in_every_replica(patch: pytest.MonkeyPatch) -> None:
 
 def _drop_sums_of_an_idle_replica(patch: pytest.MonkeyPatch) -> None:
     """A replica without micro-batches forgets the earlier sums of the weights that it owns."""
-    true = executor.Executor._gradients
+    true = executor.Executor.gradients
 
     def gradients(self: Any, passes: Any) -> Any:
         passes[0].earlier_gradients = None
         return true(self, passes)
 
-    patch.setattr(executor.Executor, "_gradients", gradients)
+    patch.setattr(executor.Executor, "gradients", gradients)
 
 
 def _seeds_by_mini_batch(patch: pytest.MonkeyPatch) -> None:

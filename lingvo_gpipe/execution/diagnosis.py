@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.console import units
-from lingvo_gpipe.execution.cell_programs import BackwardInputs, CellInputs
 from lingvo_gpipe.execution.executor import Executor, MiniBatch
 from lingvo_gpipe.execution.replica_pass import ReplicaPass
 from lingvo_gpipe.nests import Nest, floating
@@ -74,11 +73,7 @@ def explain(
         except tf.errors.OpError as slot_error:
             if replica_pass.slot is None:
                 break
-            k, phase, m = dataclasses.astuple(replica_pass.slot)
-            differentiates = phase not in "FR" or m in replica_pass.network_pass.cells[k].fused
-            upstream = replica_pass.backward_inputs(k, m) if differentiates else None
-            inputs = replica_pass.cell_inputs(k, m)
-            return _slot_error(replica_pass, replica_pass.slot, slot_error, inputs, upstream)
+            return of_slot(replica_pass, replica_pass.slot, slot_error)
     wanted = _ALLOCATION.search(error.message)
     if wanted is not None:
         return _out_of_memory(executor.analysis, error, wanted)
@@ -88,44 +83,17 @@ def explain(
     )
 
 
-@contextlib.contextmanager
-def named(
-    replica_pass: ReplicaPass,
-    slot: Slot,
-    inputs: CellInputs,
-    upstream: BackwardInputs | None = None,
-) -> Iterator[None]:
-    """Name layer and micro-batch in the error of a slot's call that is made eagerly.
-
-    Args:
-        replica_pass: the pass of a replica.
-        slot: the slot.
-        inputs: inputs of its micro-batch.
-        upstream: inputs of the cell's backward, if the slot is one.
-    """
-    try:
-        yield
-    except tf.errors.OpError as error:
-        if not tf.executing_eagerly():
-            raise
-        raise _slot_error(replica_pass, slot, error, inputs, upstream) from error
-
-
-def _slot_error(
-    replica_pass: ReplicaPass,
-    slot: Slot,
-    error: tf.errors.OpError,
-    inputs: CellInputs,
-    upstream: BackwardInputs | None,
-) -> errors.StepError:
-    """Return the error of a slot's call, as the user reads it; arguments as of `named`."""
+def of_slot(replica_pass: ReplicaPass, slot: Slot, error: tf.errors.OpError) -> errors.StepError:
+    """Return the error of a slot's eager call, as the user reads it: with layer and micro-batch."""
+    k, phase, m = dataclasses.astuple(slot)
     analysis = replica_pass.executor.analysis
     cell = replica_pass.network_pass.cells[slot.cell]
     names = [analysis.layers[number].name for number in cell.layers]
     layer, operation = next(iter(_owners(names, error.message)), ("", ""))
     if not layer:
-        with tf.device(replica_pass.devices[slot.cell]):
-            layer = _failing_layer(replica_pass, slot, inputs, upstream)
+        differentiates = phase not in "FR" or m in cell.fused
+        with tf.device(replica_pass.devices[k]):
+            layer = _failing_layer(replica_pass, slot, differentiates=differentiates)
     frames = _FRAME.findall(error.message)
     line = ", in {2} ({0}:{1})".format(*frames[-1]) if frames else ""
     where = f"layer {layer}" if layer else f"cell {slot.cell} ({names[0]} to {names[-1]})"
@@ -143,9 +111,7 @@ def _slot_error(
     )
 
 
-def _failing_layer(
-    replica_pass: ReplicaPass, slot: Slot, inputs: CellInputs, upstream: BackwardInputs | None
-) -> str:
+def _failing_layer(replica_pass: ReplicaPass, slot: Slot, *, differentiates: bool) -> str:
     """Return the layer of a cell that fails when each is run alone; empty where none does.
 
     TensorFlow does not name the layer of an operation inside a `tf.function` or in the gradient of
@@ -154,12 +120,14 @@ def _failing_layer(
     analysis = replica_pass.executor.analysis
     cell = replica_pass.network_pass.cells[slot.cell]
     programs = replica_pass.executor.programs[slot.cell]
+    inputs = replica_pass.cell_inputs(slot.cell, slot.micro_batch)
     values = dict(inputs.imports)
     number = cell.layers.start
     try:
         for number in cell.layers:
             values.update(programs.compute_layer(cell, number, inputs, values)[0])
-        if upstream is not None:
+        if differentiates:
+            upstream = replica_pass.backward_inputs(slot.cell, slot.micro_batch)
             losses = (loss.name for loss in cell.losses)
             factors = dict(zip(losses, upstream.loss_factors, strict=True))
             gradients = {v: [leaves] for v, leaves in upstream.exports.items()}

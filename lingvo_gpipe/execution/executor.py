@@ -139,7 +139,7 @@ class Executor:
             replica_pass.run()
         if times is not None:
             times.finish()
-        return self._result(passes, batch.loss_weights, self._gradients(passes))
+        return self._result(passes, batch.loss_weights, self.gradients(passes))
 
     def evaluate(self, batch: MiniBatch, *, outputs: bool) -> Result:
         """Run only forward slots, as in evaluation: no dropout, moving statistics.
@@ -326,7 +326,7 @@ class Executor:
                 merged[name] = micro_batches.merge(values)
         return merged
 
-    def _gradients(self, passes: Sequence[ReplicaPass]) -> dict[str, tf.Tensor]:
+    def gradients(self, passes: Sequence[ReplicaPass]) -> dict[str, tf.Tensor]:
         """Return each weight's gradient, added on its owner's device; rows where they are fewer."""
         of_replicas = [replica_pass.weight_gradients() for replica_pass in passes]
         earlier = passes[0].earlier_gradients or {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,13 +112,15 @@ class ReplicaPass:
                 for device in range(num_devices)
             }
 
-    def run(self) -> None:
-        """Issue the calls of all slots."""
-        if self.network_pass.mode.training:
+    def run(self, phases: str = "FRBIW") -> None:
+        """Issue the calls of all slots, or of those of some phases."""
+        if "B" in phases and self.network_pass.mode.is_differentiated:
             self.start_accumulators()
         order = self.network_pass.table.order()
         last = {slot.micro_batch: slot for _, slot in order}
         for device, slot in order:
+            if slot.phase not in phases:
+                continue
             cell = self.network_pass.cells[slot.cell]
             name = cell.program(slot.phase, slot.micro_batch)
             is_done = name == "FB" and slot.phase == "B"  # its F slot has run both
@@ -125,6 +128,17 @@ class ReplicaPass:
                 self.issue(device, slot, functools.partial(self.compute, slot, name))
             if slot == last[slot.micro_batch]:
                 self._drop(slot.micro_batch)
+
+    def after_forward(self) -> ReplicaPass:
+        """Return a copy of a pass whose forward slots have run; others can then run in the copy."""
+        copied = copy.copy(self)
+        copied.values = collections.defaultdict(dict, {m: dict(v) for m, v in self.values.items()})
+        copied.value_gradients = collections.defaultdict(dict)
+        copied.held = dict(self.held)
+        copied.accumulators = []
+        copied.following = None
+        copied._last_call = {}  # the copy may run in another graph
+        return copied
 
     def compute(self, slot: Slot, name: str) -> CellResults:
         """Call a program for a slot."""
@@ -175,7 +189,7 @@ class ReplicaPass:
         """Return what a backward program of cell k is called with in addition to `cell_inputs`."""
         cell = self.network_pass.cells[k]
         return BackwardInputs(
-            {v: self._added_gradients(v, m) for v in cell.exports_with_gradient},
+            {v: self.added_gradients(v, m) for v in cell.exports_with_gradient},
             [self.loss_factors[loss.name] for loss in cell.losses],
             self.accumulators[k],
         )
@@ -238,21 +252,27 @@ class ReplicaPass:
         """Return a field's part of each micro-batch."""
         return self.executor.split(version, self.fields[version], self.sizes)
 
-    def _added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
+    def added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
         """Return the gradients of a version's leaves, summed over the cells that read it."""
         of_readers = self.value_gradients[micro_batch].get(version, [])
         if not of_readers:
-            leaves = floating(self.values[micro_batch][version])
+            leaves = floating(self.values_of(version)[micro_batch])
             return [tf.zeros_like(leaf) for leaf in leaves]
         return [in_order(same) for same in zip(*of_readers, strict=True)]
 
     def _drop(self, micro_batch: int) -> None:
-        """Forget values that no slot reads any more: eager ones need memory."""
+        """Forget what no slot reads any more, except for outputs and gradients of the fields.
+
+        Eager tensors need memory until they are forgotten.
+        """
         values = self.values.pop(micro_batch, {})
         leaving = self.network_pass.mode.leaving & values.keys()
         if leaving:
             self.values[micro_batch] = {v: values[v] for v in leaving}
-        self.value_gradients.pop(micro_batch, None)
+        gradients = self.value_gradients.pop(micro_batch, {})
+        of_fields = gradients.keys() & self.fields.keys()
+        if of_fields:
+            self.value_gradients[micro_batch] = {v: gradients[v] for v in of_fields}
 
     @contextlib.contextmanager
     def _start_noted(self, slot: Slot, *inputs: Nest) -> Iterator[None]:

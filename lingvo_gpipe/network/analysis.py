@@ -113,6 +113,8 @@ class Analysis(wired_layers.WiredLayers):
     def tape_pass(self, num_micro_batches: int, *, training: bool) -> Pass:
         """Return the pass under a caller's tape, which may request gradients of the fields.
 
+        All forwards come before the first backward; see `tape_table`.
+
         Raises:
             ScheduleError: the schedule cannot be made for M.
         """
@@ -148,6 +150,8 @@ class Analysis(wired_layers.WiredLayers):
             is_differentiated=training or under_tape,
         )
         table = self._table(num_micro_batches, training=training)
+        if under_tape:
+            table = tape_table(table)
         reuses = (recompute.CellReuse(),) * len(self.cells)
         if training:
             policies = [cell.recompute_policy for cell in self.cells]
@@ -233,6 +237,24 @@ def make_table(params: PipelineParams, num_micro_batches: int) -> Table:
     )
     policies = recompute.policies(params.recompute, table.num_cells)
     return recompute.with_slots(table, policies, fuse=params.fuse)
+
+
+def tape_table(table: Table) -> Table:
+    r"""Return the forwards of a table, then their backwards in reverse.
+
+    A tape computes gradients once the whole forward has run.
+
+    >>> print(tape_table(Table.from_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1")).grid())
+    cell 0: F0 F1 B1 B0
+    cell 1: F0 F1 B1 B0
+    """
+    rows = [[slot for slot in row if slot and slot.phase == "F"] for row in table.devices]
+    return Table(
+        tuple(
+            (*row, *(dataclasses.replace(slot, phase="B") for slot in reversed(row)))
+            for row in rows
+        )
+    )
 
 
 def analyze(

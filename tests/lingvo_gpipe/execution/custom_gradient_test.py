@@ -55,6 +55,73 @@ def test_gradients_by_weights_and_inputs_are_the_plain_ones(recompute: str, trac
     pipelines.close(got, gradients(lambda: pipelines.plain(own.by_path, x)))
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(("recompute", "traced"), [("full", True), ("never", False)])
+def test_a_persistent_tape_and_several_losses_of_one_forward(
+    recompute: str, traced: bool, num_replicas: int
+) -> None:
+    """The micro-batches have 3, 3 and 2 examples."""
+    own = pipelines.three(recompute=recompute, num_micro_batches=3, num_replicas=num_replicas)
+    own.build(pipelines.batch())
+    x, target = pipelines.batch()["x"], pipelines.batch()["target"]
+    wanted_by = {**own.weights, "input": x, "target": target}
+
+    def gradients(compute: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([x, target])
+            outputs, error = compute()
+            losses = [error, tf.reduce_sum(outputs * outputs), error * tf.reduce_sum(outputs)]
+        zero = tf.UnconnectedGradients.ZERO
+        found = [tape.gradient(loss, wanted_by, unconnected_gradients=zero) for loss in losses]
+        return [*found, tape.gradient(losses[0], wanted_by, unconnected_gradients=zero)]
+
+    def pipelined() -> Any:
+        ctx = own.context(training=True)
+        return own({"x": x, "target": target}, ctx=ctx), ctx.collected.losses["loss"]
+
+    def plain() -> Any:
+        loss = pipelines.N * pipelines.plain_loss(own.by_path, {"x": x, "target": target})
+        return pipelines.plain(own.by_path, x), loss
+
+    got = tf.function(gradients, autograph=False)(pipelined) if traced else gradients(pipelined)
+    for found, wanted in zip(got, gradients(plain), strict=True):
+        pipelines.close(found, wanted)
+
+
+def test_a_tape_around_a_function_that_calls_the_pipeline() -> None:
+    own = pipelines.three()
+    own.build(pipelines.batch())
+    weights = list(own.weights.values())
+    forward = tf.function(lambda fields: tf.reduce_sum(own(fields, training=True)))
+    with tf.GradientTape() as tape:
+        loss = forward(pipelines.batch())
+    got = tape.gradient(loss, weights)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(pipelines.plain(own.by_path, pipelines.batch()["x"]))
+    for found, wanted in zip(got, tape.gradient(loss, weights), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("by", ["weights", "factor"])
+def test_second_derivatives_are_refused(traced: bool, by: str) -> None:
+    own, factor = pipelines.three(), tf.constant(2.0, tf.float64)
+    own.build(pipelines.batch())
+    weights = list(own.weights.values())
+
+    def second() -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(factor)
+            with tf.GradientTape() as inner:
+                loss = factor * tf.reduce_sum(own(pipelines.batch(), training=True))
+            first = inner.gradient(loss, weights)
+            total = tf.add_n([tf.reduce_sum(tf.square(g)) for g in first])
+        return outer.gradient(total, weights if by == "weights" else factor)
+
+    with pytest.raises(errors.LayerError, match="a pipeline has no second derivatives"):
+        (tf.function(second, autograph=False) if traced else second)()
+
+
 def test_an_input_of_integers_alone_before_a_frozen_cell() -> None:
     own = pipelines.pipe(
         [

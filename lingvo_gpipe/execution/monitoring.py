@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from lingvo_gpipe import packing
 from lingvo_gpipe.schedule import simulate
-from lingvo_gpipe.schedule.progress import DeviceState, states
 from lingvo_gpipe.schedule.slot import Slot
 
 _NONE = -1  # number of the pass before the first
@@ -51,11 +50,15 @@ class DeviceProgress:
         self._passes.append(PassProgress(len(self._passes), self._counters))
         return self._passes[-1]
 
-    def read(self) -> list[DeviceState] | None:
-        """Return what each device does; None where no pass has begun."""
+    def lines(self) -> list[str]:
+        """Return what the devices do: first the slot that the others wait for.
+
+        That is the first slot, in the order in which a pass issues its calls, that has not
+        returned: no slot needs one that is issued later.
+        """
         counts = [counter.numpy().tolist() for counter in self._counters]
         if any(number == _NONE for number, _ in counts):
-            return None
+            return ["no slot has begun; its graph is being built, or its input is awaited"]
         running = [
             number
             for device, (number, count) in enumerate(counts)
@@ -63,26 +66,26 @@ class DeviceProgress:
         ]
         # Devices begin a pass at once: one that is done with another pass has not begun this one.
         current = running[0] if running else counts[0][0]
-        done = [count if number == current or not running else 0 for number, count in counts]
-        return states(self._passes[current].slots, done)
-
-    def lines(self) -> list[str]:
-        """Return what the devices do: first the slot that the others wait for."""
-        of_devices = self.read()
-        if of_devices is None:
-            return ["no slot has begun; its graph is being built, or its input is awaited"]
-        named = [(f"device {s.device} ({self.devices[s.device]})", s) for s in of_devices]
-        running = [f"slot {s.slot} on {name}" for name, s in named if s.is_running]
-        lines = [f"{name}: {state.line()}" for name, state in named]
-        first = f"it waits for {', '.join(running)}" if running else "no slot is running"
-        return [first, *lines]
+        waiting, lines = [], []
+        for device, (number, count) in enumerate(counts):
+            slots = self._passes[current].slots[device]
+            returned = count if number == current or not running else 0
+            name = f"device {device} ({self.devices[device]})"
+            line = f"{name}: {returned} of {len(slots)} calls returned"
+            if returned < len(slots):
+                place, slot = slots[returned]
+                waiting.append((place, f"it waits for slot {slot} on {name}"))
+                line += f", next {slot}"
+            lines.append(line)
+        return [min(waiting)[1] if waiting else "no slot is running", *lines]
 
 
 class PassProgress:
     """Writes the progress of one pass; see `DeviceProgress`."""
 
     def __init__(self, number: int, counters: Sequence[tf.Variable]) -> None:
-        self.slots: list[list[Slot]] = [[] for _ in counters]  # with calls, for each device
+        # For each device, those with calls, and their places in the order of all calls.
+        self.slots: list[list[tuple[int, Slot]]] = [[] for _ in counters]
         self._number = number
         self._counters = counters
         self._last: dict[int, tf.Operation] = {}
@@ -93,7 +96,7 @@ class PassProgress:
 
     def returned(self, device: int, slot: Slot, operation: tf.Operation) -> None:
         """Note that the call of a slot has returned, which is the operation."""
-        self.slots[device].append(slot)
+        self.slots[device].append((sum(map(len, self.slots)), slot))
         with tf.control_dependencies([operation, self._last[device]]):
             self._assign(device)
 

@@ -5,8 +5,7 @@ schedule is a function of `schedule.named`; a table as text may place any cell o
 
 - What is a schedule? `slot`, `table`; what makes one illegal, `legality`
 - Which are there? `named`; what several share is in `orders`, a search for the shortest in `search`
-- How long does it take? `simulate`, drawn by `drawing`; where measured time went, `breakdown`, and
-  what a running step waits for, `progress`
+- How long does it take? `simulate`, drawn by `drawing`; where measured time went, `breakdown`
 - Which forwards are computed again? `recompute`
 - How many layers has each of a device's cells? `shared_devices`
 """

@@ -184,11 +184,11 @@ def main(folder: str, addresses: str = "") -> None:
         with traffic.of(name):
             evaluated = pipe.evaluate(batches[6], outputs=True)
             found["losses"].append(float(evaluated.loss).hex())
-    found["counted after an evaluation"] = [state.line() for state in progress.read() or ()]
+    found["counted after an evaluation"] = progress.lines()
     for name in ("first gradients", "gradients"):
         with traffic.of(name):
             gradients = pipe.value_and_gradients(batches[6]).gradients
-    found["counted after a step"] = [state.line() for state in progress.read() or ()]
+    found["counted after a step"] = progress.lines()
     with traffic.of("gradients that an outer function copies"):
         copying = outer_function.OuterFunction(
             lambda batch: pipe.value_and_gradients(batch).gradients, assigns=True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import pipelining
 from lingvo_gpipe.schedule import simulate
+from lingvo_gpipe.schedule.slot import Slot
 from tests.networks import pipelines
 
 
@@ -73,6 +76,29 @@ def test_slots_of_all_replicas_are_noted() -> None:
     assert {span.device for span in spans} == set(range(6))
     numbers = [{s.slot.micro_batch for s in spans if (s.device >= 3) == later} for later in (0, 1)]
     assert numbers == [{0, 1}, {2, 3}]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_from_any_point_of_a_pass_the_slot_that_is_named_can_run(num_replicas: int) -> None:
+    own = pipelines.three(num_replicas=num_replicas, schedule="zb_h1")
+    own.build(pipelines.batch())
+    progress = own.executor.follow_progress()
+    assert progress.lines()[0].startswith("no slot has begun")
+    gradients(own)
+    assert progress.lines()[0] == "no slot is running"
+    orders = [[slot for _, slot in slots] for slots in progress._passes[0].slots]
+    done = [0] * len(orders)
+    returned: set[Slot] = set()
+    computed = set(itertools.chain(*orders))
+    for _ in range(len(computed)):
+        for counter, count in zip(progress._counters, done, strict=True):
+            counter.assign([0, count])
+        first = progress.lines()[0].split()
+        slot, device = Slot.parse(first[4]), int(first[7])
+        assert slot == orders[device][done[device]]
+        assert returned >= computed & set(slot.needs(own.analysis.table.num_cells))
+        returned.add(slot)
+        done[device] += 1
 
 
 def test_devices_do_not_wait_for_each_others_notes() -> None:

@@ -149,6 +149,11 @@ def _damaged(folder: str) -> str:
     return copy
 
 
+def counted(lines: list[str]) -> list[str]:
+    """Return what a line of progress says after the device's name."""
+    return [line.partition("): ")[2] for line in lines[1:]]
+
+
 def main(folder: str, addresses: str = "") -> None:
     """Train, evaluate, save and restore; print what was found."""
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -184,11 +189,11 @@ def main(folder: str, addresses: str = "") -> None:
         with traffic.of(name):
             evaluated = pipe.evaluate(batches[6], outputs=True)
             found["losses"].append(float(evaluated.loss).hex())
-    found["counted after an evaluation"] = progress.lines()
+    found["counted after an evaluation"] = counted(progress.lines())
     for name in ("first gradients", "gradients"):
         with traffic.of(name):
             gradients = pipe.value_and_gradients(batches[6]).gradients
-    found["counted after a step"] = progress.lines()
+    found["counted after a step"] = counted(progress.lines())
     with traffic.of("gradients that an outer function copies"):
         copying = outer_function.OuterFunction(
             lambda batch: pipe.value_and_gradients(batch).gradients, assigns=True

@@ -178,8 +178,6 @@ def test_workers_and_one_process_have_equal_bits(runs: tuple[Run, Run]) -> None:
 @pytest.mark.slow
 def test_calls_are_counted_on_the_workers(runs: tuple[Run, Run]) -> None:
     for run in runs:
-        for kind, count in (("an evaluation", 2), ("a step", 4)):
-            lines = run.found[f"counted after {kind}"]
-            assert lines[0] == "no slot is running"
-            assert len(lines) == 3
-            assert all(line.endswith(f"{count} of {count} calls returned") for line in lines[1:])
+        for kind, first in (("an evaluation", 2), ("a step", 4)):
+            wanted = [f"{count} of {count} calls returned" for count in (first, 2)]
+            assert run.found[f"counted after {kind}"] == wanted

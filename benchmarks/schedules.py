@@ -4,30 +4,23 @@
 V ≤ 3; `--quick` some of them; `--rows` prints each. Nothing is measured: slots last F=1, I=1, W=1
 and B=2, and where cells recompute I=2 and B=3; all cells are equal.
 
-A table is compared with two others:
-
-- The shortest of F, I and W of the same cells on the same devices, with any number of live
-  micro-batches. It is known where a schedule is as short as a bound allows, or where
-  `schedule.search` comes to an end.
-- PyTorch's of the same name, by the figures that `tools/pytorch_schedules.py` wrote.
+A table is compared with the shortest of F, I and W of the same cells on the same devices, with any
+number of live micro-batches. It is known where a schedule is as short as a bound allows, or where
+`schedule.search` comes to an end.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import functools
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from lingvo_gpipe import schedule
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule import search, simulate
 from lingvo_gpipe.schedule.table import Table
 
-PYTORCH = Path(__file__).parents[1] / "tests/lingvo_gpipe/schedule/pytorch.json"
 MAX_STATES = 600_000
 CELLS_PER_DEVICE = {"gpipe": (1,), "1f1b": (1,), "zb_v": (2,), "dualpipe_v": (2,)}
 SHOWN = ((4, 2), (4, 4), (4, 8), (8, 8), (8, 32))
@@ -148,34 +141,12 @@ def rows(*, quick: bool) -> Iterator[Row]:
                     continue
 
 
-def against(ours: Sequence[Row], theirs: Sequence[int | None]) -> str:
-    """Return how many tables are longer than those of which the ticks are known, and how much."""
-    ratios = [
-        row.ticks / other for row, other in zip(ours, theirs, strict=True) if other is not None
-    ]
+def longer_than_shortest(rows: Sequence[Row]) -> str:
+    """Return how many tables are longer than the shortest, where that is known, and how much."""
+    ratios = [row.times_shortest for row in rows if row.times_shortest is not None]
     longer = [ratio for ratio in ratios if ratio > 1]
     times = f" ({min(longer):.3f} to {max(longer):.3f} times)" if longer else ""
     return f"{len(longer)} of {len(ratios)}{times}"
-
-
-def against_pytorch(ours: Sequence[Row]) -> str:
-    """Return how many tables are better than PyTorch's of the same name, equal and worse.
-
-    That is by ticks, ticks where cells recompute, and the most live micro-batches on a device.
-    """
-    figures = json.loads(PYTORCH.read_text())
-    verdicts: collections.Counter[str] = collections.Counter()
-    for each in ours:
-        of_sizes = figures.get(f"{each.name} {each.K} {each.V}", {})
-        if str(each.M) not in of_sizes:
-            continue
-        theirs = of_sizes[str(each.M)][:3]
-        mine = (each.ticks, each.recomputed_ticks, max(each.live))
-        if any(a > b for a, b in zip(mine, theirs, strict=True)):
-            verdicts["worse"] += 1
-        else:
-            verdicts["better" if list(mine) != theirs else "equal"] += 1
-    return ", ".join(str(verdicts[name]) for name in ("better", "equal", "worse"))
 
 
 def main() -> None:
@@ -193,11 +164,9 @@ def main() -> None:
             print(each.line(), flush=True)
         by_name.setdefault(f"{each.name}, V={each.V}", []).append(each)
     by_name["all"] = [each for of_name in by_name.values() for each in of_name]
-    print(f"\n{'tables':<18}{'longer than shortest':<37}PyTorch")
+    print(f"\n{'tables':<18}longer than shortest")
     for name, ours in by_name.items():
-        shortest = against(ours, [each.shortest_ticks for each in ours])
-        print(f"{name:<18}{shortest:<37}{against_pytorch(ours)}")
-    print("PyTorch: tables that are better than its own of the same name, equal, worse")
+        print(f"{name:<18}{longer_than_shortest(ours)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is a step of ours shorter than one of PyTorch's pipelining, and than one of plain Keras?
+"""Is a step of ours shorter than one of PyTorch's pipelining?
 
 `make bench-setup`, then `python -m benchmarks.rivals [--quick] [--only=KIND,...]`: the MLP, the
 Transformer blocks and the convolutions of `benchmarks.support.networks`, K=2, M=32, 1F1B, the same
@@ -8,8 +8,6 @@ everything kept or each stage checkpointed. Ours: two devices of one thread each
 network by loss and all gradients; one that differs by more than float32 rounds ends the benchmark.
 "Device" is the most that tensors of a step hold at once: of PyTorch on the device that needs most,
 of ours, whose devices share an allocator, divided by K.
-
-For the MLP also K=1, M=1 against a plain Keras step, 512 rows, one thread, turn by turn.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ def measure(kind: str, count: int) -> dict[str, list[Any]]:
         **{f"pytorch,{policy}": ("benchmarks.rivals.pytorch", policy) for policy in PAIRS},
         **{f"ours,{policy}": ("benchmarks.rivals.ours", policy) for policy in PAIRS.values()},
     }
-    if kind == "mlp":
-        programs["keras"] = ("benchmarks.rivals.ours", "keras")
     runs: dict[str, list[Any]] = {name: [] for name in programs}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "reference.npz"
@@ -44,8 +40,7 @@ def measure(kind: str, count: int) -> dict[str, list[Any]]:
                 python = str(PYTHON) if name.startswith("pytorch") else sys.executable
                 run = processes.run([module, f"{kind},{what}", str(path)], python)
                 runs[name].append(run)
-                if name != "keras":
-                    reference.check(f"{kind}, {name}", run)
+                reference.check(f"{kind}, {name}", run)
     return runs
 
 
@@ -54,18 +49,14 @@ def print_kind(kind: str, runs: dict[str, list[Any]]) -> None:
     print(f"\n{kind:<20} {'s':>7} {'device MiB':>11} {'error':>8}  spread of s")
     step_s = {}
     for name, of_name in runs.items():
-        if name != "keras":
-            step_s[name] = processes.median(of_name, "s")
-            print(
-                f"{name:<20} {step_s[name]:7.3f} {processes.median(of_name, 'device_mib'):11.1f} "
-                f"{of_name[0]['error']:8.0e}  {processes.spread(of_name, 's')}"
-            )
+        step_s[name] = processes.median(of_name, "s")
+        print(
+            f"{name:<20} {step_s[name]:7.3f} {processes.median(of_name, 'device_mib'):11.1f} "
+            f"{of_name[0]['error']:8.0e}  {processes.spread(of_name, 's')}"
+        )
     for theirs, ours in PAIRS.items():
         ratio = step_s[f"pytorch,{theirs}"] / step_s[f"ours,{ours}"]
         print(f"PyTorch, {theirs} / ours, {ours}: {ratio:.2f}")
-    if "keras" in runs:
-        over, spread = (f(runs["keras"], "over") for f in (processes.median, processes.spread))
-        print(f"K=1, M=1 takes {over:.1%} more than a plain Keras step; {spread}")
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""Our side: the reference, a step on K devices of one thread each, and a step beside plain Keras.
+"""Our side: the reference, and a step on K devices of one thread each.
 
 `python -m benchmarks.rivals.ours KIND,WHAT FILE` prints one JSON object. WHAT is reference, which
-writes FILE; a recompute policy, for a step of 1F1B with the automatic cut; or keras, for steps of
-the MLP with K=1, M=1, everything kept, turn by turn with those of a plain Keras model.
+writes FILE; or a recompute policy, for a step of 1F1B with the automatic cut.
 """
 
 from __future__ import annotations
@@ -10,15 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rivals.reference import MIB, Reference
 from benchmarks.support import networks
-
-KERAS_ROWS, KERAS_TURNS = 512, 40
 
 
 def write_reference(kind: str, path: Path) -> None:
@@ -70,48 +65,8 @@ def measure(kind: str, policy: str, path: Path) -> dict[str, Any]:
     }
 
 
-def measure_beside_keras() -> dict[str, float]:
-    """Return seconds of a step of plain Keras, and how much longer ours takes, as a share."""
-    import keras
-    import tensorflow as tf
-
-    from lingvo_gpipe import pipelining
-
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    layers, batch = networks.blocks("mlp")
-    batch = {name: value[:KERAS_ROWS] for name, value in batch.items()}
-    pipe = pipelining.PipeliningLayer.Params(layers=layers, recompute="never").instantiate()
-    pipe.build(batch)
-    model = keras.Sequential([keras.Input(batch["x"].shape[1:])])
-    for weight in pipe.weights.values():
-        dense = keras.layers.Dense(weight.shape[1], activation="gelu", use_bias=False)
-        model.add(dense)
-        dense.set_weights([weight.numpy()])
-
-    @tf.function(autograph=False)
-    def keras_step(x: tf.Tensor, target: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True) - target))
-        return loss, tape.gradient(loss, [variable.value for variable in model.variables])
-
-    times: dict[str, list[float]] = {"keras": [], "ours": []}
-    for _ in range(KERAS_TURNS + 3):
-        start = time.perf_counter()
-        keras_loss = float(keras_step(batch["x"], batch["target"])[0])
-        middle = time.perf_counter()
-        our_loss = float(pipe.value_and_gradients(batch).loss)
-        times["keras"].append(middle - start)
-        times["ours"].append(time.perf_counter() - middle)
-    if abs(our_loss / keras_loss - 1) > 1e-5:
-        raise ValueError(f"the losses differ: ours is {our_loss}, that of Keras {keras_loss}")
-    pairs = zip(times["ours"][3:], times["keras"][3:], strict=True)
-    over = statistics.median(ours / theirs for ours, theirs in pairs) - 1
-    return {"s": statistics.median(times["keras"][3:]), "over": over}
-
-
 def main() -> None:
-    """Do one of the three, and print it."""
+    """Do one of the two, and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("configuration", help="KIND,WHAT")
     parser.add_argument("file", type=Path)
@@ -121,8 +76,6 @@ def main() -> None:
     result: dict[str, Any] = {}
     if what == "reference":
         write_reference(kind, options.file)
-    elif what == "keras":
-        result = measure_beside_keras()
     else:
         result = measure(kind, what, options.file)
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Bytes of the tensors of this process on CPUs."""
+"""Bytes of this process and of its tensors on CPUs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def peak(step: Callable[[], object]) -> int:
 def allocated(figure: str) -> int:
     """Return the bytes that the allocator holds, `current` or at their `peak` since the reset."""
     return int(tf.config.experimental.get_memory_info("CPU:0")[figure])
+
+
+def resident(figure: str) -> int:
+    """Return the resident bytes of this process: VmRSS, or VmHWM, the most so far."""
+    for line in pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{figure}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(figure)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import memory
 from benchmarks.support import processes
 
 
@@ -27,9 +26,3 @@ def test_runs_are_dropped_and_counted_where_others_computed(
         "other load 0.000 to 0.500 cores; 1 of 4 runs dropped",
         "1 runs beside more than 0.06 cores of other load count all the same",
     ]
-
-
-def test_memory_by_formula_falls_with_recomputation_and_1f1b() -> None:
-    recomputed, kept, _, gpipe, one_f_one_b = map(memory.formula_mib, memory.CONFIGURATIONS)
-    assert 4 * recomputed < kept
-    assert one_f_one_b < gpipe

@@ -54,20 +54,9 @@ def measure(configuration: str) -> dict[str, float]:
 
 def trainer(model: Any, batch: dict[str, Any]) -> None:
     """Make the trainer's first update."""
-    import tensorflow as tf
-
     from benchmarks.support import networks
-    from lingvo_gpipe import optim, task
-    from lingvo_gpipe.run import learner
 
-    adam = optim.Optimizer.Params(name="Adam", learning_rate=0.001)
-    params = task.Task.Params(
-        model=model,
-        input=networks.input_of(batch),
-        train=task.Train(optimizer=adam, clip_norm=1.0, max_steps=1),
-    )
-    specs = {name: tf.TensorSpec.from_tensor(value) for name, value in batch.items()}
-    float(learner.Learner(params, specs).update([batch]).loss)
+    float(networks.learner_of(model, batch, clip_norm=1.0).update([batch]).loss)
 
 
 def function(model: Any, batch: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import lingvo_gpipe as lg
 from benchmarks.accelerator import gpt2, placement, speed
-from benchmarks.accelerator.question import MIB, Answers, Setting, attempt
+from benchmarks.accelerator.question import Answers, Setting, attempt
 from lingvo_gpipe.fitting import planning
 
 
@@ -63,9 +63,7 @@ def _fit(
     trained.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, jit_compile=False)
     data = speed.ids(size, 2 * size.rows)
     label = data.pop("label")
-    if not setting.cpu:
-        for device in devices:
-            tf.config.experimental.reset_memory_stats(device.removeprefix("/device:"))
+    setting.reset_peaks(devices)
     begun_s = time.perf_counter()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -77,12 +75,7 @@ def _fit(
         "warnings": [str(each.message) for each in warned],
         "variables": placement.counted(variable.value for variable in variables),
     }
-    if not setting.cpu:
-        peaks = (
-            tf.config.experimental.get_memory_info(device.removeprefix("/device:"))["peak"]
-            for device in devices
-        )
-        found["counted MiB"] = [peak / MIB for peak in peaks]
+    found["counted MiB"] = setting.counted_mib(devices)
     weights = model.get_weights()
     plain.extend(weights[len(plain) :])
     apart = (float(np.abs(a - b).max()) for a, b in zip(weights, plain, strict=True))

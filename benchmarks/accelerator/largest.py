@@ -83,17 +83,13 @@ def _train(setting: Setting, kind: str, num_layers: int, device: str) -> dict[st
     task = _task(setting, kind, num_layers)
     source = task.input.instantiate()
     updates = learner.Learner(task, source.element_spec(training=True))
-    name = device.removeprefix("/device:")
-    if not setting.cpu:
-        tf.config.experimental.reset_memory_stats(name)
+    setting.reset_peaks([device])
     losses, seconds = [], []
     for _, batch in zip(range(UPDATES), source.batches(0), strict=False):
         begun_s = time.perf_counter()
         losses.append(float(updates.update([batch]).loss))
         seconds.append(time.perf_counter() - begun_s)
-    counted = 0.0
-    if not setting.cpu:
-        counted = tf.config.experimental.get_memory_info(name)["peak"] / MIB
+    (counted,) = setting.counted_mib([device])
     return {"losses": losses, "seconds": seconds, "counted MiB": counted}
 
 

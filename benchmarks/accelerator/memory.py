@@ -14,8 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.accelerator.question import MIB, Answers, Setting, attempt, learner_of
-from lingvo_gpipe import layers, optim
+from benchmarks.accelerator.question import MIB, Answers, Setting, attempt
+from benchmarks.support import networks
+from lingvo_gpipe import layers, optim, pipelining
 from lingvo_gpipe.plan import step_plan
 
 CASES = list(
@@ -51,18 +52,18 @@ def measure(setting: Setting, kind: str, policy: str, devices: list[str]) -> dic
     """Return the MiB of each device: counted, and planned by formula and by traced programs."""
     blocks, shape = network(setting, kind)
     gc.collect()
-    before = [_counted(setting, device)["current"] for device in devices]
+    before = setting.counted_mib(devices, "current")
     with tf.device("CPU:0"):
         batch = {name: tf.random.stateless_normal(shape, [1, 2]) for name in ("x", "target")}
-    updates = learner_of(
-        [*blocks, layers.MeanSquaredError.Params()],
-        batch,
+    model = pipelining.PipeliningLayer.Params(
+        layers=[*blocks, layers.MeanSquaredError.Params()],
         num_partitions=len(devices),
         num_micro_batches=M,
         schedule="1f1b" if len(devices) > 1 else "gpipe",  # which recomputes at K=1, too
         recompute=policy,
         devices=tuple(devices),
     )
+    updates = networks.learner_of(model, batch)
     # Cut as it is, not by measured times.
     params = updates.pipe.params.copy().set(cuts=updates.pipe.analysis.cuts)
     specs = {name: tf.TensorSpec.from_tensor(value) for name, value in batch.items()}
@@ -72,26 +73,13 @@ def measure(setting: Setting, kind: str, policy: str, devices: list[str]) -> dic
         for name, profile in (("formula", False), ("traced", True))
     }
     float(updates.update([batch]).loss)
-    if not setting.cpu:
-        for device in devices:
-            tf.config.experimental.reset_memory_stats(device.removeprefix("/device:"))
+    setting.reset_peaks(devices)
     loss = float(updates.update([batch]).loss)
-    counted = [
-        (_counted(setting, device)["peak"] - held) / MIB
-        for device, held in zip(devices, before, strict=True)
-    ]
+    peaks = setting.counted_mib(devices)
+    counted = [peak - held for peak, held in zip(peaks, before, strict=True)]
     found: dict[str, Any] = {"loss": loss, "counted": counted}
     for name, planned in plans.items():
         found[name] = [size / MIB for size in planned.device_bytes]
         if max(counted) > 0:
             found[f"{name} of counted"] = max(found[name]) / max(counted)
     return found
-
-
-def _counted(setting: Setting, device: str) -> dict[str, int]:
-    if setting.cpu:
-        return {"current": 0, "peak": 0}
-    counted: dict[str, int] = tf.config.experimental.get_memory_info(
-        device.removeprefix("/device:")
-    )
-    return counted

@@ -10,7 +10,7 @@ import dataclasses
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -69,6 +69,22 @@ class Setting:
         names = [placement.short(device.name) for device in tf.config.list_logical_devices(kind)]
         return names[:count]
 
+    def reset_peaks(self, devices: Sequence[str]) -> None:
+        """Let the peaks of memory of these devices begin now."""
+        import tensorflow as tf
+
+        for device in devices if not self.cpu else ():
+            tf.config.experimental.reset_memory_stats(device.removeprefix("/device:"))
+
+    def counted_mib(self, devices: Sequence[str], figure: str = "peak") -> list[float]:
+        """Return the MiB that TensorFlow counts on each device, `current` or `peak`; CPUs: 0."""
+        import tensorflow as tf
+
+        if self.cpu:
+            return [0.0] * len(devices)
+        names = [device.removeprefix("/device:") for device in devices]
+        return [tf.config.experimental.get_memory_info(name)[figure] / MIB for name in names]
+
 
 def card(fields: str) -> str:
     """Return what the driver says of the first card, such as "name" or "memory.total"."""
@@ -105,25 +121,3 @@ def median_s(step: Callable[[], float], least_s: float) -> float:
         step()
         times.append(time.perf_counter() - begun_s)
     return sorted(times)[len(times) // 2]
-
-
-def learner_of(layers: Sequence[Any], batch: Mapping[str, Any], **model: Any) -> Any:
-    """Return a network that learns by Adam.
-
-    Args:
-        layers: Params of its layers.
-        batch: a mini-batch, or its specs.
-        **model: further fields of the pipeline's Params.
-    """
-    import tensorflow as tf
-
-    from lingvo_gpipe import optim, pipelining, task
-    from lingvo_gpipe.run import learner
-
-    adam = optim.Optimizer.Params(name="Adam", learning_rate=1e-4)
-    params = task.Task.Params(
-        model=pipelining.PipeliningLayer.Params(layers=list(layers), **model),
-        train=task.Train(optimizer=adam, max_steps=1),
-    )
-    specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in batch.items()}
-    return learner.Learner(params, specs)

@@ -15,8 +15,9 @@ import keras
 import tensorflow as tf
 
 from benchmarks.accelerator import gpt2
-from benchmarks.accelerator.question import Answers, Setting, attempt, learner_of, median_s
-from lingvo_gpipe import layers
+from benchmarks.accelerator.question import Answers, Setting, attempt, median_s
+from benchmarks.support import networks
+from lingvo_gpipe import layers, pipelining
 
 DTYPE = "mixed_bfloat16"
 PROGRAMS = ("never", "full", "keras", "never, XLA", "keras, XLA", "full, XLA")
@@ -40,15 +41,15 @@ def of_ours(size: gpt2.Gpt2, program: str, least_s: float) -> dict[str, Any]:
     rows = size.rows * gpt2.MICRO_BATCHES
     batch = ids(size, rows)
     batch["weight"] = tf.ones(batch["label"].shape)
-    updates = learner_of(
-        network(size),
-        batch,
+    model = pipelining.PipeliningLayer.Params(
+        layers=network(size),
         num_micro_batches=gpt2.MICRO_BATCHES,
         schedule="1f1b" if policy == "never" else "gpipe",
         recompute=policy,
         dtype=DTYPE,
         jit_compile=bool(xla),
     )
+    updates = networks.learner_of(model, batch)
     step_s = median_s(lambda: float(updates.update([batch]).loss), least_s)
     return size.speed(step_s, rows, loss=float(updates.update([batch]).loss))
 

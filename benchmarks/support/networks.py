@@ -6,7 +6,7 @@ TensorFlow is imported inside functions, since the process of PyTorch has none a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 BLOCKS = ("mlp", "transformer", "convolution")
@@ -74,6 +74,25 @@ def task_of(kind: str) -> tuple[Any, dict[str, Any]]:
         ),
     )
     return params, batch
+
+
+def learner_of(model: Any, batch: Mapping[str, Any], **train: Any) -> Any:
+    """Return a network that learns by Adam.
+
+    Args:
+        model: Params of the pipeline.
+        batch: a mini-batch, or its specs.
+        **train: further fields of the task's `train`.
+    """
+    import tensorflow as tf
+
+    from lingvo_gpipe import optim, task
+    from lingvo_gpipe.run import learner
+
+    adam = optim.Optimizer.Params(name="Adam", learning_rate=1e-4)
+    params = task.Task.Params(model=model, train=task.Train(optimizer=adam, max_steps=1, **train))
+    specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in batch.items()}
+    return learner.Learner(params, specs)
 
 
 def input_of(batch: dict[str, Any]) -> Any:

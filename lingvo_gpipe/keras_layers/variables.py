@@ -257,15 +257,7 @@ def _initializer(variable: keras.Variable) -> base.Initializer:
     initializer: Any = variable._initializer
     if initializer is None:
         return _Constant(variable.numpy())
-    settings = initializer.get_config() if isinstance(initializer, keras.Initializer) else {}
-
-    def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
-        seeded = initializer
-        if "seed" in settings:
-            seeded = type(initializer).from_config({**settings, "seed": seed})
-        return tf.convert_to_tensor(seeded(shape, dtype=dtype.name), dtype)
-
-    return create
+    return base.seeded(initializer)
 
 
 def _attributes(layer: keras.layers.Layer) -> dict[int, str]:

@@ -498,12 +498,16 @@ def initializer(name: str, **config: Any) -> Initializer:
     Raises:
         LayerError: Keras has no such initializer, or its arguments name what would run code.
     """
-    like = keras_initializer(name, config)
-    kind, settings = type(like), like.get_config()
+    return seeded(keras_initializer(name, config))
+
+
+def seeded(like: Any) -> Initializer:
+    """Return a stateless initializer from one of Keras, or a function that is used as one."""
+    settings = like.get_config() if isinstance(like, keras.initializers.Initializer) else {}
 
     def create(shape: tuple[int, ...], dtype: tf.DType, seed: int) -> tf.Tensor:
-        seeded = dict(settings, seed=seed) if "seed" in settings else settings
-        value = kind.from_config(seeded)(shape, dtype=dtype.name)
-        return tf.convert_to_tensor(value, dtype)
+        has_seed = "seed" in settings
+        new = type(like).from_config({**settings, "seed": seed}) if has_seed else like
+        return tf.convert_to_tensor(new(shape, dtype=dtype.name), dtype)
 
     return create

@@ -22,39 +22,58 @@ from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
 
-class Calls(abc.ABC):
-    """Calls of a composite's children, on specs for its Meta or on tensors in `fprop`.
+class Calls:
+    """Calls of a composite's children, each with its part of theta and of the context.
 
     Attributes:
-        names: names of the children, in the order in which they run.
+        parts: params of the children by name, in the order in which they run.
         training: whether this is a training pass; a Meta is that of one.
     """
 
-    names: tuple[str, ...]
-    training: bool
+    def __init__(self, layer: Composite, theta: Theta, ctx: Context) -> None:
+        """Call children of `layer`, with its theta and context."""
+        self._layer, self._theta, self._ctx = layer, theta, ctx
+        self._params: Composite.Params = layer.params
+        self.parts = {name: child.params for name, child in layer.children.items()}
+        self.training = ctx.training
 
-    @abc.abstractmethod
     def __call__(self, name: str, *inputs: Nest) -> Nest:
         """Call the child `name` on the values that it reads; return what it writes."""
+        return self._layer.child(
+            name, self._theta, inputs[0] if len(inputs) == 1 else inputs, self._ctx
+        )
 
-    @abc.abstractmethod
     def cast(self, x: Nest) -> Nest:
         """Return a floating tensor in the composite's compute dtype."""
+        return precision.cast(x, self._params.policy.compute)
 
-    @abc.abstractmethod
     def add(self, *values: Nest) -> Nest:
         """Return the sum of tensors of one shape, in the compute dtype."""
+        first, *others = (self.cast(value) for value in values)
+        return first + others[0] if len(others) == 1 else tf.add_n([first, *others])
 
-    @abc.abstractmethod
     def concat(self, values: Sequence[Nest]) -> Nest:
         """Return tensors concatenated along their last axis, in the compute dtype."""
+        return tf.concat([self.cast(value) for value in values], -1)
 
     def chain(self, names: Iterable[str], *inputs: Nest) -> Nest:
-        """Call children in order; each reads, by position, what the one before it writes."""
-        values = inputs
+        """Call children in order; each reads, by position, what the one before it writes.
+
+        Raises:
+            LayerError: a child reads another number of values than the one before it writes.
+        """
+        values, before = inputs, "the layer itself reads"
         for name in names:
+            reads, writes = self.parts[name].reads, self.parts[name].writes
+            if len(reads) != len(values):
+                raise errors.LayerError(
+                    f"{base.describe(self._params)}: child {name} reads {len(reads)} values "
+                    f"{reads!r}, but {before} {len(values)}. Inside, values are passed on by "
+                    "position; put it into the network itself to read the stream's names"
+                )
             outputs = self(name, *values)
-            values = outputs if isinstance(outputs, tuple) else (outputs,)
+            values = (outputs,) if len(writes) == 1 else tuple(outputs)
+            before = f"{name} writes"
         return values[0] if len(values) == 1 else values
 
 
@@ -65,19 +84,17 @@ class SpecCalls(Calls):
         metas: Metas of the children called so far, variables named as the composite sees them.
     """
 
-    training = True
-
     def __init__(self, params: Composite.Params) -> None:
         """Call children of the layer of `params`; none yet."""
         self._params = params
-        self._parts = params.parts()
         self._kept_bytes = 0
-        self.names = tuple(self._parts)
+        self.parts = params.parts()
+        self.training = True
         self.metas: list[Meta] = []
 
     def __call__(self, name: str, *inputs: SpecNest) -> SpecNest:
         """See `Calls`."""
-        child = _inherit(self._params, self._parts[name])
+        child = _inherit(self._params, self.parts[name])
         meta = child.fprop_meta(*inputs)
         variables = tuple(dataclasses.replace(v, path=f"{name}/{v.path}") for v in meta.variables)
         self.metas.append(
@@ -100,26 +117,6 @@ class SpecCalls(Calls):
         self._kept_bytes += base.spec_bytes(output)
         return output
 
-    def chain(self, names: Iterable[str], *inputs: SpecNest) -> SpecNest:
-        """See `Calls`.
-
-        Raises:
-            LayerError: a child reads another number of values than the one before it writes.
-        """
-        values, before = inputs, "the layer itself reads"
-        for name in names:
-            reads, writes = self._parts[name].reads, self._parts[name].writes
-            if len(reads) != len(values):
-                raise errors.LayerError(
-                    f"{base.describe(self._params)}: child {name} reads {len(reads)} values "
-                    f"{reads!r}, but {before} {len(values)}. Inside, values are passed on by "
-                    "position; put it into the network itself to read the stream's names"
-                )
-            outputs = self(name, *values)
-            values = (outputs,) if len(writes) == 1 else tuple(outputs)
-            before = f"{name} writes"
-        return values[0] if len(values) == 1 else values
-
     def meta(self, outputs: SpecNest) -> Meta:
         """Return the composite's Meta: the sum of those of the children that were called.
 
@@ -136,35 +133,6 @@ class SpecCalls(Calls):
             metrics=tuple(metric for m in metas for metric in m.metrics),
             children=tuple(metas),
         )
-
-
-class TensorCalls(Calls):
-    """Calls on tensors, each child with its part of theta and of the context."""
-
-    def __init__(self, layer: Composite, theta: Theta, ctx: Context) -> None:
-        """Call children of `layer`, with its theta and context."""
-        self._layer, self._theta, self._ctx = layer, theta, ctx
-        self.names = tuple(layer.children)
-        self.training = ctx.training
-
-    def __call__(self, name: str, *inputs: Nest) -> Nest:
-        """See `Calls`."""
-        return self._layer.child(
-            name, self._theta, inputs[0] if len(inputs) == 1 else inputs, self._ctx
-        )
-
-    def cast(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Calls`."""
-        return precision.cast(x, self._layer.policy.compute)
-
-    def add(self, *values: tf.Tensor) -> tf.Tensor:
-        """See `Calls`."""
-        first, *others = (self.cast(value) for value in values)
-        return first + others[0] if len(others) == 1 else tf.add_n([first, *others])
-
-    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See `Calls`."""
-        return tf.concat([self.cast(value) for value in values], -1)
 
 
 class Composite(Layer):
@@ -198,7 +166,7 @@ class Composite(Layer):
                 call: calls children, and adds, casts and concatenates.
                 *inputs: the values that the layer reads; specs or tensors.
             """
-            return call.chain(call.names, *inputs)
+            return call.chain(call.parts, *inputs)
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             calls = SpecCalls(self)
@@ -225,7 +193,7 @@ class Composite(Layer):
 
     def run_parts(self, theta: Theta, ctx: Context, *inputs: Nest) -> Nest:
         """Return what the flow returns for tensors."""
-        return self.params.flow(TensorCalls(self, theta, ctx), *inputs)
+        return self.params.flow(Calls(self, theta, ctx), *inputs)
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""

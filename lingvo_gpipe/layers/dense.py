@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
-from lingvo_gpipe.layers import base, checks
+from lingvo_gpipe.layers import base, checks, keras_references
 from lingvo_gpipe.layers.base import Layer, Meta, Theta, VariableSpec
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
@@ -20,20 +18,11 @@ from lingvo_gpipe.nests import Nest, SpecNest
 _KEEPS_NO_INPUT = ("linear", "relu", "sigmoid", "tanh", "softmax", "elu", "exponential")
 
 
-def _is_elementwise(name: str, value: object) -> bool:
-    """Whether a member of keras.activations takes only x and returns x's shape."""
-    if name in ("get", "serialize", "deserialize", "glu") or not inspect.isfunction(value):
-        return False
-    needed = [
-        p
-        for p in inspect.signature(value).parameters.values()
-        if p.default is inspect.Parameter.empty
-    ]
-    return len(needed) == 1
-
-
+# Of these, glu changes the shape, and threshold needs more arguments.
 _FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-    name: value for name, value in vars(keras.activations).items() if _is_elementwise(name, value)
+    name: value
+    for name, value in keras_references.ACTIVATIONS.items()
+    if name not in ("glu", "threshold")
 }
 
 

@@ -109,7 +109,7 @@ class BlockParams(slices.SlicedParams, composite.Composite.Params):
         x = call.cast(x)
         for name, more in zip(self.branches, others, strict=True):
             y = call(f"{name}_norm", x)
-            if name not in call.names:
+            if name not in call.parts:
                 return x, y
             x = call.add(x, call(f"{name}_dropout", call(name, y, *more)))
         return x

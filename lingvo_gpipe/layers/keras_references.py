@@ -24,7 +24,7 @@ from lingvo_gpipe import errors
 REFERENCE = "reference"
 """Key of a configuration whose value is the class itself, in place of its name."""
 
-_ACTIVATIONS = {
+ACTIVATIONS: dict[str, Any] = {
     name: value
     for name, value in vars(keras.activations).items()
     if isinstance(value, types.FunctionType) and name not in ("get", "serialize", "deserialize")
@@ -90,7 +90,7 @@ def from_python(function: Any) -> Any:
 def _has_name(function: types.FunctionType) -> bool:
     """Return whether a text may name a function."""
     if function.__module__.partition(".")[0] not in _packages_of_recipes:
-        return function in _ACTIVATIONS.values()
+        return function in ACTIVATIONS.values()
     name = keras.saving.get_registered_name(function)
     return keras.saving.get_registered_object(name) is function
 
@@ -158,7 +158,7 @@ def _foreign_object(config: dict[str, Any]) -> str | None:
         if config.get("registered_name") not in (None, name, inner):
             return f"the registered {config['registered_name']!r}"
         if name == "function":
-            known = isinstance(inner, str) and inner in _ACTIVATIONS
+            known = isinstance(inner, str) and inner in ACTIVATIONS
             known = known and module in ("builtins", "keras.activations")
             return None if known else f"the function {module}.{inner}"
         kind, shown = _class_of_keras(module, name), f"{module}.{name}"

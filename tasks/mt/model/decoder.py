@@ -57,7 +57,7 @@ class DecoderLayer(Block):
 
         def memory(self, call: composite.Calls, memories: Sequence[Nest]) -> Nest:
             """Return what is attended to: the encoder's output, or a mixture of its layers."""
-            if "mixture" not in call.names:
+            if "mixture" not in call.parts:
                 return memories[0]
             return call("memory_norm", call("mixture", *memories))
 
@@ -99,7 +99,7 @@ class DecoderLayer(Block):
         _, *memories, _, source = inputs
         memory_key, memory_value = self._attention_of("memory_attention").remember(
             theta["memory_attention"],
-            self.params.memory(composite.TensorCalls(self, theta, ctx), memories),
+            self.params.memory(composite.Calls(self, theta, ctx), memories),
             ctx.child("memory_attention"),
         )
         p = self.params

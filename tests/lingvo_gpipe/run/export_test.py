@@ -283,7 +283,7 @@ class Branching(layers.Composite):
 
         def flow(self, call: composite.Calls, *inputs: Nest) -> Nest:
             output = call("body", inputs[0])
-            if "auxiliary" in call.names:
+            if "auxiliary" in call.parts:
                 call("auxiliary", *inputs)
             return output
 

@@ -141,7 +141,6 @@ _FIXED = (
     "model.layers*",
     "model.outputs",
     "model.seed",
-    "model.unbatched",
     "input.*",
     "train.class",
     "train.accumulate",

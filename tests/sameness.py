@@ -445,35 +445,23 @@ def parts(count: int, num_micro_batches: int) -> Iterator[slice]:
         yield slice(int(chunk[0]), int(chunk[-1]) + 1)
 
 
-def _unbatched(net: sameness_nets.Net) -> tuple[str, ...]:
-    """Return the names of the fields that every micro-batch reads whole."""
-    names: tuple[str, ...] = net.options.get("unbatched", ())
-    return names
+def _num_examples(fields: dict[str, Any]) -> int:
+    return len(tf.nest.flatten(fields)[0])
 
 
-def _num_examples(net: sameness_nets.Net, fields: dict[str, Any]) -> int:
-    return next(
-        len(tf.nest.flatten(fields[name])[0]) for name in fields if name not in _unbatched(net)
-    )
-
-
-def _examples(net: sameness_nets.Net, fields: dict[str, Any], part: slice) -> dict[str, Any]:
+def _examples(fields: dict[str, Any], part: slice) -> dict[str, Any]:
     """Return the fields of some examples of a mini-batch."""
-    return {
-        name: value
-        if name in _unbatched(net)
-        else tf.nest.map_structure(lambda leaf: leaf[part], value)
-        for name, value in fields.items()
-    }
+    examples: dict[str, Any] = tf.nest.map_structure(lambda leaf: leaf[part], fields)
+    return examples
 
 
 def mini_batches(case: Case) -> list[dict[str, Any]]:
     """Return the mini-batches of a case's update, each of consecutive micro-batches."""
     net, each = NETS[case.net], case.num_micro_batches
     fields = net.fields()
-    of_update = list(parts(_num_examples(net, fields), each * case.accumulate))
+    of_update = list(parts(_num_examples(fields), each * case.accumulate))
     return [
-        _examples(net, fields, slice(own[0].start, own[-1].stop))
+        _examples(fields, slice(own[0].start, own[-1].stop))
         for own in (of_update[first : first + each] for first in range(0, len(of_update), each))
     ]
 
@@ -498,8 +486,8 @@ def reference(name: str, num_micro_batches: int) -> Answer:
     hits: list[float] = []
     with tf.GradientTape() as tape:
         tape.watch(list(trained.values()))
-        for m, part in enumerate(parts(_num_examples(net, fields), num_micro_batches)):
-            cut = _examples(net, fields, part)
+        for m, part in enumerate(parts(_num_examples(fields), num_micro_batches)):
+            cut = _examples(fields, part)
             sums = net.reference(weights, cut, functools.partial(_draw, m))
             losses += [
                 coefficient * sums.losses[loss] / weight

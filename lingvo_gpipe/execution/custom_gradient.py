@@ -25,7 +25,6 @@ from lingvo_gpipe import errors, precision
 from lingvo_gpipe.execution import diagnosis
 from lingvo_gpipe.execution.executor import Executor, MiniBatch, read_fields
 from lingvo_gpipe.execution.replica_pass import ReplicaPass
-from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
 
@@ -190,8 +189,7 @@ class _Backward:
                 for replica_pass in passes
                 for m in range(len(replica_pass.micro_batches))
             ]
-            join = in_order if analysis.is_shared(version) else functools.partial(tf.concat, axis=0)
-            gradients[version] = [join(same) for same in zip(*parts, strict=True)]
+            gradients[version] = [tf.concat(same, 0) for same in zip(*parts, strict=True)]
         return gradients
 
     def _loss_factors(self) -> dict[str, tf.Tensor]:

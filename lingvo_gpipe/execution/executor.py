@@ -243,7 +243,7 @@ class Executor:
             sizes: for each of these replicas, how many examples each of its micro-batches holds.
         """
         expected = [sum(of_replica) for of_replica in sizes]
-        examples = [micro_batches.batch_size(part, self._params.unbatched) for part in parts]
+        examples = [micro_batches.batch_size(part) for part in parts]
         if len(parts) > 1 and examples != expected:
             raise errors.InputError(
                 f"the parts of the mini-batch have {examples} examples, but those of the "
@@ -256,18 +256,12 @@ class Executor:
                 if len(parts) > 1:
                     of_replicas.append(fields)
                 else:
-                    cut = {v: self.split(v, value, expected) for v, value in fields.items()}
+                    cut = {v: micro_batches.split(value, expected) for v, value in fields.items()}
                     of_replicas += [
                         {v: values[replica] for v, values in cut.items()}
                         for replica in range(len(expected))
                     ]
         return of_replicas
-
-    def split(self, version: int, value: Nest, sizes: Sequence[int]) -> list[Nest]:
-        """Cut a field into consecutive examples; one without a batch dimension stays whole."""
-        if self.analysis.wiring.versions[version].name in self._params.unbatched:
-            return [value] * len(sizes)
-        return micro_batches.split(value, sizes)
 
     def _result(
         self,
@@ -304,22 +298,18 @@ class Executor:
         return Collected(**tf.nest.pack_sequence_as(nests[0], added))
 
     def outputs(self, passes: Sequence[ReplicaPass]) -> dict[str, Nest]:
-        """Join the micro-batches' outputs; one that depends on no batched field is whole already.
+        """Join the micro-batches' outputs.
 
         Raises:
             LayerError: an output has no batch dimension along which it can be merged.
         """
         analysis = self.analysis
-        whole = analysis.wiring.made_of(self._params.unbatched)
         merged = {}
         leaving = passes[0].network_pass.mode.leaving
         for name, v in analysis.wiring.outputs.items():
             if v not in leaving:
                 continue
             values = [value for replica_pass in passes for value in replica_pass.values_of(v)]
-            if v in whole:
-                merged[name] = values[0]
-                continue
             if len(values) > 1:
                 micro_batches.check_batched(name, analysis.specs[v], max(analysis.sizes))
             with tf.device(self.device_of_version(v)):

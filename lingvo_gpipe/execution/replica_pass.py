@@ -30,6 +30,7 @@ from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers.context import Collected
 from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.schedule.slot import Slot
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class ReplicaPass:
 
     def _by_micro_batch(self, version: int) -> list[Nest]:
         """Return a field's part of each micro-batch."""
-        return self.executor.split(version, self.fields[version], self.sizes)
+        return micro_batches.split(self.fields[version], self.sizes)
 
     def added_gradients(self, version: int, micro_batch: int) -> list[tf.Tensor]:
         """Return the gradients of a version's leaves, summed over the cells that read it."""

@@ -158,7 +158,7 @@ def _fitting(
     asked: network.PipelineParams, planner: _Planner, limit_bytes: int
 ) -> Iterator[dict[str, Any]]:
     """Yield changes with which a step fits: first those with few more micro-batches."""
-    num_examples = micro_batches.batch_size(planner.fields, asked.unbatched)
+    num_examples = micro_batches.batch_size(planner.fields)
     analysis = network.analyze(network.uncut(asked), planner.fields)
     counts = [asked.num_micro_batches]
     is_free = planner.divides and micro_batch_dependence.reason(analysis) is None
@@ -195,7 +195,7 @@ def _refusal(
         fitting = next(_fitting(more, planner, limit_bytes), None)
         if fitting is not None:
             return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
-    examples = micro_batches.batch_size(planner.fields, asked.unbatched)
+    examples = micro_batches.batch_size(planner.fields)
     return (
         f"{what} {limit}. Neither {examples} micro-batches with recompute='full' nor up to {most} "
         "partitions help: the largest layer alone may be too large. Make layers or mini-batches "

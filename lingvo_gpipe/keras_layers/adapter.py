@@ -63,8 +63,7 @@ class KerasLayer(Layer):
         frozen: tuple[str, ...] = hyperparams.field((), "Paths of sublayers that are not trained.")
         examples: str = hyperparams.field(
             "",
-            "Field whose batch size counts the examples for its losses; empty: the first field, "
-            "which then may not be one of the network's `unbatched`.",
+            "Field whose batch size counts the examples for its losses; empty: the first field.",
         )
 
         def mixes_examples(self) -> bool:

@@ -60,24 +60,13 @@ class Analysis(wired_layers.WiredLayers):
         producer = self.wiring.versions[version].producer
         return producer if producer == wiring.FIELD else self._cell_of[producer]
 
-    def is_shared(self, version: int) -> bool:
-        """Whether a version of the stream is a field that is the same in all micro-batches."""
-        field = self.wiring.versions[version]
-        return field.producer == wiring.FIELD and field.name in self.params.unbatched
-
     def value_bytes(self, version: int, micro_batch: int) -> int:
         """Return the bytes of a version of the stream in a micro-batch, by its examples."""
-        return self._part_of(self._value_bytes[version], version, micro_batch)
+        return self._value_bytes[version] * self.sizes[micro_batch] // max(self.sizes)
 
     def gradient_bytes(self, version: int, micro_batch: int) -> int:
         """Return the bytes of its gradient, which only floating tensors have."""
-        return self._part_of(self._gradient_bytes[version], version, micro_batch)
-
-    def _part_of(self, size_bytes: int, version: int, micro_batch: int) -> int:
-        """Return the bytes in a micro-batch of what has `size_bytes` in the largest one."""
-        if version in self._unbatched:
-            return size_bytes
-        return size_bytes * self.sizes[micro_batch] // max(self.sizes)
+        return self._gradient_bytes[version] * self.sizes[micro_batch] // max(self.sizes)
 
     def replica_of(self, path: str) -> int:
         """The replica that owns the variable at `path`."""
@@ -220,10 +209,6 @@ class Analysis(wired_layers.WiredLayers):
     def _gradient_bytes(self) -> tuple[int, ...]:
         floating = (nests.floating(nests.tensor_specs(nest)) for nest in self.specs)
         return tuple(map(base.spec_bytes, floating))
-
-    @functools.cached_property
-    def _unbatched(self) -> frozenset[int]:
-        return self.wiring.made_of(self.params.unbatched)
 
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:

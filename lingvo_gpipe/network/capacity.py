@@ -208,7 +208,7 @@ def of_network(layers: WiredLayers, holdings: Sequence[Holding], limit_bytes: in
     def value(version: wiring.Version) -> ValueBytes:
         size = base.spec_bytes(layers.specs[version.index])
         # The fields of all micro-batches are held from the first slot on.
-        if version.producer == wiring.FIELD and version.name not in layers.params.unbatched:
+        if version.producer == wiring.FIELD:
             size *= num_micro_batches
         return ValueBytes(size, version.producer, version.consumers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -55,42 +55,30 @@ def counts(num_examples: int, num_partitions: int, num_replicas: int = 1) -> tup
     return tuple(numbers) or (num_examples,)
 
 
-def batch_size(fields: Mapping[str, Nest | SpecNest], unbatched: Collection[str] = ()) -> int:
+def batch_size(fields: Mapping[str, Nest | SpecNest]) -> int:
     """Return the number of examples of a mini-batch from its tensors' or specs' static shapes.
 
     Args:
         fields: name → nest of tensors or `tf.TensorSpec`.
-        unbatched: names of fields without a batch dimension.
 
     Raises:
-        InputError: shapes are not static, or do not agree; or `unbatched` names no field.
+        InputError: shapes are not static, or do not agree.
     """
-    for name in unbatched:
-        if name not in fields:
-            near = errors.nearest(name, fields) or sorted(fields)
-            raise errors.InputError(
-                f"unbatched names {name!r}, but the mini-batch has no such field; nearest "
-                f"{', '.join(map(repr, near))}. Correct it, or leave it out"
-            )
     by_size: dict[int, str] = {}
     for name, value in fields.items():
-        if name in unbatched:
-            continue
         for leaf in tf.nest.flatten(value):
             shape = leaf.shape
             if not shape.rank or shape[0] is None:
                 raise errors.InputError(
                     f"field {name!r} has shape {shape}, without a known size in its batch "
                     "dimension 0. Give every mini-batch a known size, as by "
-                    "batch(n, drop_remainder=True); name a field without a batch dimension in "
-                    "`unbatched`"
+                    "batch(n, drop_remainder=True), and repeat what all examples share"
                 )
             by_size.setdefault(int(shape[0]), name)
     if len(by_size) != 1:
         shown = ", ".join(f"{name!r} {size}" for size, name in by_size.items()) or "none"
         raise errors.InputError(
-            f"fields disagree on the number of examples: {shown}. Name fields without a batch "
-            "dimension in `unbatched`"
+            f"fields disagree on the number of examples: {shown}. Repeat what all examples share"
         )
     return next(iter(by_size))
 
@@ -105,7 +93,7 @@ def sizes_of(params: PipelineParams, *parts: Mapping[str, Nest | SpecNest]) -> t
     Raises:
         InputError: see `batch_size`.
     """
-    num_examples = sum(batch_size(part, params.unbatched) for part in parts)
+    num_examples = sum(batch_size(part) for part in parts)
     return sizes(num_examples, params.num_micro_batches)
 
 
@@ -174,11 +162,6 @@ def with_batch(spec: SpecNest, size: int) -> SpecNest:
     return tf.nest.map_structure(resize, spec)
 
 
-def resized(
-    params: PipelineParams, fields: Mapping[str, SpecNest], size: int
-) -> dict[str, SpecNest]:
+def resized(fields: Mapping[str, SpecNest], size: int) -> dict[str, SpecNest]:
     """Return the specs of a mini-batch's fields with `size` examples, name → nest."""
-    return {
-        name: spec if name in params.unbatched else with_batch(spec, size)
-        for name, spec in fields.items()
-    }
+    return {name: with_batch(spec, size) for name, spec in fields.items()}

@@ -68,9 +68,6 @@ class PipelineParams(hyperparams.Configurable.Params):
         "Names of the K devices, one replica after the other; None: `placement` chooses.",
     )
     placement: str = hyperparams.field("auto", "auto, cpu, gpu or tpu.")
-    unbatched: tuple[str, ...] = hyperparams.field(
-        (), "Fields of the mini-batch without a batch dimension; sent whole."
-    )
     inputs: _Names = hyperparams.field(
         (),
         "Fields as a call takes them: a name, or a list or dict of names. Empty: a dictionary by "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import tensorflow as tf
@@ -54,7 +54,7 @@ class ReplicaPart:
     def cut(self, fields: Mapping[str, Nest]) -> dict[str, Nest]:
         """Return its examples of a whole mini-batch, name → nest of tensors."""
         examples = self.examples(micro_batches.batch_size(fields))
-        return _taken(fields, (), lambda leaf: leaf[examples.start : examples.stop])
+        return _taken(fields, lambda leaf: leaf[examples.start : examples.stop])
 
 
 class InParts(Mapping[str, Nest]):
@@ -104,40 +104,32 @@ def of_batch(batch: Batch) -> tuple[dict[str, Nest], ...]:
 
 
 def _taken(
-    fields: Mapping[str, Nest],
-    unbatched: Collection[str],
-    of_leaf: Callable[[tf.Tensor], tf.Tensor],
+    fields: Mapping[str, Nest], of_leaf: Callable[[tf.Tensor], tf.Tensor]
 ) -> dict[str, Nest]:
-    """Return what a function takes of each tensor, on its device; unbatched fields whole."""
+    """Return what a function takes of each tensor, on its device."""
 
     def taken(leaf: tf.Tensor) -> tf.Tensor:
         with tf.device(leaf.device):
             return of_leaf(leaf)
 
-    return {
-        name: value if name in unbatched else tf.nest.map_structure(taken, value)
-        for name, value in fields.items()
-    }
+    return {name: tf.nest.map_structure(taken, value) for name, value in fields.items()}
 
 
-def take(
-    batch: Mapping[str, Nest], rows: Sequence[int], unbatched: Collection[str] = ()
-) -> dict[str, Nest]:
+def take(batch: Mapping[str, Nest], rows: Sequence[int]) -> dict[str, Nest]:
     """Return a few examples of a mini-batch, in this order; no others leave their devices.
 
     Args:
         batch: name → nest of tensors.
         rows: their numbers.
-        unbatched: fields that are returned whole.
     """
     taken, order, first = [], [], 0
     for part in of_batch(batch):
-        size = num_examples(part, unbatched)
+        size = num_examples(part)
         places = [place for place, row in enumerate(rows) if first <= row < first + size]
         if places:
             numbers = [rows[place] - first for place in places]
             gather = functools.partial(tf.gather, indices=numbers)
-            taken.append(_taken(part, unbatched, gather))
+            taken.append(_taken(part, gather))
         order += places
         first += size
     if len(taken) == 1 and order == sorted(order):
@@ -151,6 +143,6 @@ def take(
     }
 
 
-def num_examples(batch: Batch, unbatched: Collection[str] = ()) -> int:
+def num_examples(batch: Batch) -> int:
     """Return the number of rows of a mini-batch."""
-    return sum(micro_batches.batch_size(part, unbatched) for part in of_batch(batch))
+    return sum(micro_batches.batch_size(part) for part in of_batch(batch))

@@ -64,7 +64,7 @@ def first_share(
     of_first = params.copy()
     of_first.set(num_replicas=1, num_micro_batches=len(first), devices=devices)
     num_examples = sum(sizes[m] for m in first)
-    return of_first, micro_batches.resized(params, fields, num_examples)
+    return of_first, micro_batches.resized(fields, num_examples)
 
 
 def sends_rows(spec: base.VariableSpec, num_micro_batches: int) -> bool:

@@ -67,12 +67,10 @@ def links(analysis: network.Analysis) -> tuple[Link, ...]:
     micro_batches = _micro_batches(analysis)
     for cell in analysis.cells:
         for v in cell.imports:
-            # A field without a batch dimension is sent once for all micro-batches.
-            counted = range(1) if analysis.is_shared(v) else micro_batches
-            value_bytes = sum(analysis.value_bytes(v, m) for m in counted)
+            value_bytes = sum(analysis.value_bytes(v, m) for m in micro_batches)
             gradient_bytes = 0
             if v in cell.returned_gradients:
-                gradient_bytes = sum(analysis.gradient_bytes(v, m) for m in counted)
+                gradient_bytes = sum(analysis.gradient_bytes(v, m) for m in micro_batches)
             name = analysis.wiring.versions[v].name
             add(v, analysis.source(v), cell.index, _SentValue(name, value_bytes, gradient_bytes))
         for path in (*cell.weights, *cell.untrained):

@@ -177,14 +177,12 @@ def _field_specs(
     specs = []
     for name, nest in fields.items():
         floats = policy.variable if name in compared else policy.compute
-        if name not in params.unbatched:
-            nest = micro_batches.with_batch(nest, size)
         specs.append(
             tf.nest.map_structure(
                 lambda spec, floats=floats: tf.TensorSpec(
                     spec.shape, floats if spec.dtype.is_floating else spec.dtype
                 ),
-                nest,
+                micro_batches.with_batch(nest, size),
             )
         )
     return specs

@@ -74,19 +74,6 @@ class Wiring:
         """Name → version, for every field of the mini-batch."""
         return {v.name: v.index for v in self.versions if v.producer == FIELD}
 
-    def made_of(self, fields: Collection[str]) -> frozenset[int]:
-        """Return the versions that depend on no fields other than these.
-
-        >>> wiring = wire([Node("a", ("g",), ("h",)), Node("b", ("x", "h"))], ["x", "g"])
-        >>> sorted(wiring.versions[v].name for v in wiring.made_of({"g"}))
-        ['g', 'h']
-        """
-        made_of = {v.index for v in self.versions if v.producer == FIELD and v.name in fields}
-        for inputs, outputs in zip(self.reads, self.writes, strict=True):
-            if made_of.issuperset(inputs):
-                made_of.update(outputs)
-        return frozenset(made_of)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:

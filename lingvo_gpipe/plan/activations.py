@@ -173,9 +173,9 @@ class _Tensors:
                 end_s = self._last_use_s(cell, m)
                 for v in cell.imports:
                     source = self._analysis.source(v)
-                    # Fields are split and sent before the first slot; shared ones are not split.
+                    # Fields are split and sent before the first slot.
                     start_s = -1.0 if source == INPUT else self._spans[Slot(source, "F", m)].end_s
-                    key = cell.device_number, v, 0 if self._analysis.is_shared(v) else m
+                    key = cell.device_number, v, m
                     before = times.get(key, (start_s, end_s))
                     times[key] = min(before[0], start_s), max(before[1], end_s)
         for (device, v, m), (start_s, end_s) in times.items():

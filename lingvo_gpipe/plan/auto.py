@@ -201,7 +201,7 @@ def counts(
     Returns:
         Numbers M, or None alone for that of the network; and a reason, or nothing.
     """
-    num_examples = micro_batches.batch_size(fields, model.unbatched)
+    num_examples = micro_batches.batch_size(fields)
     num_devices = model.num_partitions * model.num_replicas
     if model.num_micro_batches != 1 or min(num_devices, num_examples) == 1:
         return [None], ""

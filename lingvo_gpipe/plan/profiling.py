@@ -80,7 +80,7 @@ def _layer_by_layer(
     count = len(network.layer_params(uncut))
     order = [f"{k}F0" for k in range(count)] + [f"{k}B0" for k in reversed(range(count))]
     uncut.set(schedule=",".join(order), cuts=(1,) * count)
-    return network.analyze(uncut, micro_batches.resized(params, fields, max(sizes)))
+    return network.analyze(uncut, micro_batches.resized(fields, max(sizes)))
 
 
 def _cells(analysis: network.Analysis) -> tuple[network.Cell, ...]:

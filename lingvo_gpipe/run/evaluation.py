@@ -125,7 +125,7 @@ def evaluate(
                 weights[name] = weights.get(name, np.float64(0)) + weight
             wide = tf.nest.map_structure(_wide, result.sums)
             sums = wide if sums is None else tf.nest.map_structure(np.add, sums, wide)
-            count += num_rows(pipe, batch)
+            count += parts.num_examples(batch)
     if count == 0:
         raise errors.InputError("there is no example to evaluate. Check eval.split")
     means = {n: float(totals[n] / weights[n]) if weights[n] else 0.0 for n in totals}
@@ -146,11 +146,6 @@ def _number_of(batches: Iterable[object]) -> int | None:
 def _wide(tensor: tf.Tensor) -> Array:
     """Return a sum in a dtype in which millions of examples can be added exactly."""
     return np.asarray(tensor).astype(np.float64 if tensor.dtype.is_floating else np.int64)
-
-
-def num_rows(pipe: pipelining.PipeliningLayer, batch: Mapping[str, Nest]) -> int:
-    """Return the number of rows of a mini-batch: its examples, unless packed or only filling it."""
-    return parts.num_examples(batch, pipe.params.unbatched)
 
 
 def _finished(

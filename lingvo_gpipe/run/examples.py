@@ -103,12 +103,11 @@ class Examples:
 
     def _pictures(self, batch: Mapping[str, Nest], rows: Sequence[int]) -> list[Array]:
         """Return examples of a mini-batch as the input draws them; none if it draws none."""
-        params = self._pipe.params
         pictures: list[Array] = []
         while len(pictures) < len(rows):
             left = rows[len(pictures) :]  # an input draws a few at once
             with self._pipe.executor.on_input_device():
-                few = parts.take(batch, left, params.unbatched)
+                few = parts.take(batch, left)
                 drawn = next(iter(self._source.pictures(few).values()), None)
             if drawn is None or not len(drawn):
                 break

@@ -252,14 +252,13 @@ def inference_params(model: PipeliningLayer.Params, available: Collection[str]) 
                 f"{why}. Change the layer's `inference` so that it does not need it, or name other "
                 "outputs in model.outputs"
             )
-    return _needed(model, kept, outputs, available)
+    return _needed(model, kept, outputs)
 
 
 def _needed(
     model: PipeliningLayer.Params,
     kept: list[base.Layer.Params],
     outputs: tuple[str, ...],
-    available: Collection[str],
 ) -> InferenceParams:
     """Leave out the layers that no output needs."""
     needed, unread = set(outputs), list[str]()
@@ -274,8 +273,7 @@ def _needed(
         layer.writes = tuple(spare.get(name, name) for name in layer.writes)
         chain.append(layer)
     params = network.uncut(model)
-    unbatched = tuple(name for name in model.unbatched if name in available)
-    params.set(layers=chain[::-1], outputs=(*outputs, *unread), unbatched=unbatched)
+    params.set(layers=chain[::-1], outputs=(*outputs, *unread))
     params.set(frozen=(), slices={})  # patterns that have selected already, of all layers
     return InferenceParams(params, outputs)
 
@@ -300,7 +298,7 @@ class InferenceNetwork:
         """
         self._served = inference_params(model, fields)
         params = self._served.params
-        self.analysis = network.analyze(params, micro_batches.resized(params, fields, 1))
+        self.analysis = network.analyze(params, micro_batches.resized(fields, 1))
         layers = [info.params.instantiate() for info in self.analysis.layers]
         self._programs = cell_programs.CellPrograms(0, self.analysis, layers, jit=False)
         with tf.device("CPU:0"):

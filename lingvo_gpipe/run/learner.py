@@ -54,12 +54,12 @@ class NonfiniteField(NamedTuple):
     Attributes:
         batch: number of the mini-batch in the update.
         name: name of the field.
-        row: number of the example; None: the field has no examples.
+        row: number of the example.
     """
 
     batch: int
     name: str
-    row: int | None
+    row: int
 
 
 class LastBatch(NamedTuple):
@@ -184,9 +184,7 @@ class Learner:
                     with tf.device(tensor.device):
                         places = tf.where(~tf.math.is_finite(tensor))
                     if len(places):
-                        has_rows = name not in self.pipe.params.unbatched
-                        row = int(tf.reduce_min(places[:, 0])) if has_rows else None
-                        return NonfiniteField(number, name, row)
+                        return NonfiniteField(number, name, int(tf.reduce_min(places[:, 0])))
         return None
 
     def _first_micro_batches(self, batches: Sequence[Mapping[str, Nest]]) -> list[int]:

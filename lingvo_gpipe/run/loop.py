@@ -39,6 +39,7 @@ from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Input, synthetic
 from lingvo_gpipe.nests import Nest
+from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import auto, describe
 from lingvo_gpipe.plan.hosts import Hosts
 from lingvo_gpipe.run import (
@@ -323,7 +324,7 @@ class _Training:
             self._recorder.record(step + 1, input_s, writers.train)
         return StepReport(
             result,
-            num_rows=sum(evaluation.num_rows(self._pipe, batch) for batch in batches),
+            num_rows=sum(map(parts.num_examples, batches)),
             unread=dict(self._unread),
             input_s=input_s,
             step_s=step_s,
@@ -343,10 +344,10 @@ class _Training:
         last = f"the last good checkpoint is {whole}" if whole else "there is no checkpoint yet"
         if field is not None:
             number = int(self.state.position.numpy()) - len(batches) + field.batch
-            where = "" if field.row is None else f" in row {field.row}"
             return errors.InputError(
                 f"the update of step {step} is not finite, because mini-batch {number} is not: its "
-                f"field {field.name!r} holds a NaN or an infinity{where}; {last}. Correct the data"
+                f"field {field.name!r} holds a NaN or an infinity in row {field.row}; {last}. "
+                "Correct the data"
             )
         place = self._learner.first_nonfinite(batches, step) or "the update itself"
         if not self._params.train.finite_guard:  # by now the weights are not finite either

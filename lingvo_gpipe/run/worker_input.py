@@ -3,8 +3,8 @@
 Each replica's worker reads the examples that the replica computes. They are made in the worker's
 process and stay there: the chief has references to their fields, and the step cuts them and sends
 them where they are read. Of each mini-batch the chief receives one short answer from each worker:
-how many examples could not be read, or why none can be. Where all first cells are on one worker, or
-a field has no examples (`model.unbatched`), one worker reads whole mini-batches.
+how many examples could not be read, or why none can be. Where all first cells are on one worker, it
+reads whole mini-batches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def source_of(source: Input, executor: Executor, report: Callable[[str], None]) 
         report("input.on_worker does nothing in this run, which has no workers")
         return source
     params = executor.analysis.params
-    if len(set(devices)) == 1 or params.unbatched:  # a field without examples has no parts
+    if len(set(devices)) == 1:
         executor.input_devices = (devices[0],)
         return WorkerInput(source, devices[:1])
     executor.input_devices = tuple(devices)

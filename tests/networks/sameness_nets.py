@@ -210,10 +210,9 @@ def _skip(w: Any, field: Any, draw: Any) -> Sums:
 SKIP = Net(
     "skip",
     _skip_layers,
-    lambda: {"x": data(N, 4, seed=5), "target": data(N, 3, seed=6), "gain": data(5, seed=7)},
+    lambda: {"x": data(N, 4, seed=5), "target": data(N, 3, seed=6), "gain": data(N, 5, seed=7)},
     _skip,
     {"loss": (1.0, N), "auxiliary_loss": (0.3, N)},
-    options={"unbatched": ("gain",)},
 )
 
 # --- tied embedding and softmax, losses by real tokens --------------------------------------------

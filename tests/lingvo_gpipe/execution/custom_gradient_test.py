@@ -157,13 +157,12 @@ def test_several_and_nested_outputs() -> None:
         layers.Activation.Params(name="bent", activation="tanh", reads=("gain",), writes=("bent",)),
         Both.Params(writes=("y",)),
     ]
-    fields = {"x": pipelines.batch()["x"], "gain": pipelines.data(2, seed=5)}
+    fields = {"x": pipelines.batch()["x"], "gain": pipelines.data(pipelines.N, 2, seed=5)}
     own = pipelines.pipe(
         given,
         num_partitions=3,
         num_micro_batches=3,
         outputs=("y", "a", "gain", "bent"),
-        unbatched=("gain",),
     )
     own.build(fields)
     weights = own.by_path
@@ -181,7 +180,6 @@ def test_several_and_nested_outputs() -> None:
     np.testing.assert_allclose(got["a"], a, rtol=1e-12)
     np.testing.assert_allclose(got["y"]["low"], b[:, :2], rtol=1e-12)
     assert got["y"]["rest"][1].shape == [pipelines.N]
-    # One value, not one per micro-batch: the field, and what depends only on it.
     np.testing.assert_array_equal(got["gain"], fields["gain"])
     np.testing.assert_array_equal(got["bent"], tf.tanh(fields["gain"]))
     pipelines.close(tape.gradient(ours, own.weights), tape.gradient(theirs, own.weights))

@@ -279,17 +279,10 @@ def tied(**tie: str) -> list[Any]:
             {"outputs": ("x", "y")},
             "t writes 2 names (x, y), but returns 3 outputs. Write one name for each output",
         ),
-        (
-            [dense(4)],
-            {"unbatched": ("tarket",)},
-            "unbatched names 'tarket', but the mini-batch has no such field; nearest 'target'. "
-            "Correct it, or leave it out",
-        ),
     ],
 )
 def test_a_network_that_is_not_consistent_is_refused(
     own: list[Any], fields: dict[str, Any], text: str
 ) -> None:
-    error = errors.InputError if "unbatched" in fields else errors.LayerError
-    found = text_of(error, *own, **fields)
+    found = text_of(errors.LayerError, *own, **fields)
     assert found.startswith(text[:-1]) if text.endswith("…") else found == text

@@ -77,9 +77,8 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
     fields = {
         "x": tf.zeros([6, 2]),
         "y": {"deep": tf.TensorSpec([6], tf.string)},
-        "t": tf.zeros([]),
     }
-    assert micro_batches.batch_size(fields, ("t",)) == 6
+    assert micro_batches.batch_size(fields) == 6
 
 
 @pytest.mark.parametrize(
@@ -88,24 +87,23 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
         (
             {"x": tf.TensorSpec([None, 3])},
             "field 'x' has shape (None, 3), without a known size in its batch dimension 0. "
-            "Give every mini-batch a known size, as by batch(n, drop_remainder=True); name a "
-            "field without a batch dimension in `unbatched`",
+            "Give every mini-batch a known size, as by batch(n, drop_remainder=True), and repeat "
+            "what all examples share",
         ),
         (
             {"x": tf.TensorSpec(None), "y": tf.TensorSpec([])},
             "field 'x' has shape <unknown>, without a known size in its batch dimension 0. "
-            "Give every mini-batch a known size, as by batch(n, drop_remainder=True); name a "
-            "field without a batch dimension in `unbatched`",
+            "Give every mini-batch a known size, as by batch(n, drop_remainder=True), and repeat "
+            "what all examples share",
         ),
         (
             {"x": tf.TensorSpec([4]), "y": (tf.TensorSpec([4]), tf.TensorSpec([3]))},
-            "fields disagree on the number of examples: 'x' 4, 'y' 3. Name fields without a batch "
-            "dimension in `unbatched`",
+            "fields disagree on the number of examples: 'x' 4, 'y' 3. Repeat what all "
+            "examples share",
         ),
         (
             {},
-            "fields disagree on the number of examples: none. Name fields without a batch "
-            "dimension in `unbatched`",
+            "fields disagree on the number of examples: none. Repeat what all examples share",
         ),
     ],
 )

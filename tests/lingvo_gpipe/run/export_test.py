@@ -382,14 +382,12 @@ def test_a_network_in_slices_is_not_divided_again(slices: Any) -> None:
     }
 
 
-def test_a_field_may_be_an_output_and_one_without_a_batch_dimension_may_be_missing() -> None:
+def test_a_field_may_be_an_output() -> None:
     flat = [
         layers.Flatten.Params(name="flat", reads=("image",)),
         layers.Softmax.Params(name="head", classes=10),
     ]
-    model = pipelining.PipeliningLayer.Params(
-        layers=flat, outputs=("image", "x"), unbatched=("gain",)
-    )
+    model = pipelining.PipeliningLayer.Params(layers=flat, outputs=("image", "x"))
     served = export.InferenceNetwork(model, {"image": tf.TensorSpec([None, 8, 8, 1])})
     images = tf.random.stateless_normal([2, 8, 8, 1], seed=(1, 2))
     outputs = served({"image": images})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
@@ -70,8 +71,8 @@ class KerasRule(Rule):
                 f"{params.name} wraps other optimizers and cannot be used here; "
                 f"{_WRAPPERS[params.name]}"
             )
-        self._templates: dict[_TemplateKey, _Template] = {}
-        self._initial: dict[_TemplateKey, dict[str, float | None]] = {}
+        self._template = functools.cache(self._new_template)
+        self._initial_values = functools.cache(self._new_initial_values)
         key = (self._keras_class, repr(params.config))
         if key not in _SLOTS:
             with tf.Graph().as_default():
@@ -93,13 +94,15 @@ class KerasRule(Rule):
 
     def update(self, inputs: RuleInputs) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Compute the new weight and slots; see `Rule.update`."""
-        template = self._template(inputs.path, tuple(inputs.weight.shape), inputs.weight.dtype)
+        weight = inputs.weight
+        path = self._significant_path(inputs.path)
+        template = self._template(path, tuple(weight.shape), weight.dtype)
         values = {id(template.slots[name]): value for name, value in inputs.slots.items()}
         values[id(template.step)] = inputs.step
         values[id(template.rate)] = tf.cast(inputs.rate, template.rate.dtype)
         variables = template.optimizer.variables
         (weight,), state = template.optimizer.stateless_apply(
-            [values[id(v)] for v in variables], [inputs.gradient], [inputs.weight]
+            [values[id(v)] for v in variables], [inputs.gradient], [weight]
         )
         new = {id(v): value for v, value in zip(variables, state, strict=True)}
         return weight, {name: new[id(v)] for name, v in template.slots.items()}
@@ -126,30 +129,24 @@ class KerasRule(Rule):
             mixin=_Functional,
         )
 
-    def _template(self, path: str, shape: Shape, dtype: tf.DType) -> _Template:
-        key = (self._significant_path(path), shape, dtype)
-        if key not in self._templates:
-            # In a graph that never runs, variables of any size use no memory.
-            with tf.Graph().as_default(), _rate_in(dtype):
-                self._templates[key] = _Template(self._make(), *key)
-        return self._templates[key]
+    def _new_template(self, path: str, shape: Shape, dtype: tf.DType) -> _Template:
+        # In a graph that never runs, variables of any size use no memory.
+        with tf.Graph().as_default(), _rate_in(dtype):
+            return _Template(self._make(), path, shape, dtype)
 
     def _significant_path(self, path: str) -> str:
         """Return the part of `path` that the rule may depend on: only Muon chooses by name."""
         kind = self._keras_class
         return path if kind and issubclass(kind, keras.optimizers.Muon) else ""
 
-    def _initial_values(self, path: str, rank: int, dtype: tf.DType) -> dict[str, float | None]:
+    def _new_initial_values(self, path: str, rank: int, dtype: tf.DType) -> dict[str, float | None]:
         """Return what each slot begins as, from real variables of shape [2, 3, …]."""
-        key = (self._significant_path(path), tuple(range(2, 2 + rank)), dtype)
-        if key not in self._initial:
-            with tf.init_scope(), tf.device("CPU:0"):
-                template = _Template(self._make(), *key)
-                self._initial[key] = {
-                    name: self._initial_value(name, slot, template.weight)
-                    for name, slot in template.slots.items()
-                }
-        return self._initial[key]
+        with tf.init_scope(), tf.device("CPU:0"):
+            template = _Template(self._make(), path, tuple(range(2, 2 + rank)), dtype)
+            return {
+                name: self._initial_value(name, slot, template.weight)
+                for name, slot in template.slots.items()
+            }
 
     def _initial_value(
         self, name: str, slot: keras.Variable, weight: keras.Variable

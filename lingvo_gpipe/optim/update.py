@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -170,13 +170,8 @@ class Updater(hyperparams.Configurable):
             Scalars: learning_rate, gradient_norm (before clipping, weight decay included),
             weight_decay_loss, finite; with loss scaling also loss_scale (the next one's) and
             skipped_updates.
-
-        Raises:
-            ParamsError: a weight has no gradient, or a gradient or statistic no variable.
         """
         state = dict(state or {})
-        _check_names("gradient", gradients, self._weights, complete=True)
-        _check_names("statistic", state, self._state, complete=False)
         step = tf.cast(step, tf.int64)
         rate = tf.cast(self.optimizer.rate(step), self._dtype)
         inverse = None if loss_scale is None else 1.0 / tf.cast(loss_scale, tf.float32)
@@ -351,26 +346,4 @@ def _check(params: Updater.Params) -> None:
     if params.clip_norm is not None and not 0 < params.clip_norm < math.inf:
         raise errors.ParamsError(
             f"clip_norm={params.clip_norm} must be above 0 and finite; None turns clipping off"
-        )
-
-
-def _check_names(
-    what: str,
-    values: Mapping[str, tf.Tensor],
-    variables: Collection[str],
-    *,
-    complete: bool,
-) -> None:
-    unknown = [path for path in values if path not in variables]
-    if unknown:
-        near = errors.nearest(unknown[0], variables)
-        raise errors.ParamsError(
-            f"{what} {unknown[0]!r} belongs to no variable of this update; nearest "
-            f"{', '.join(near) or 'none'}"
-        )
-    missing = [path for path in variables if values.get(path) is None] if complete else []
-    if missing:
-        raise errors.ParamsError(
-            f"weight {missing[0]!r} has no {what} ({len(missing)} such); freeze it, or let a loss "
-            "depend on it"
         )

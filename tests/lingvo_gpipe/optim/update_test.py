@@ -371,18 +371,6 @@ def test_sparse_gradients_are_taken_whole() -> None:
     np.testing.assert_allclose(weights["one/kernel"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_that_is_missing_or_unknown_is_named() -> None:
-    own = make(variables())
-    given = gradients(1)
-    del given["two/bias"]
-    with pytest.raises(errors.ParamsError, match=r"'two/bias' has no gradient \(1 such\); freeze"):
-        run(own, given, step=0)
-    with pytest.raises(errors.ParamsError, match=r"'two/biass' belongs to no .* nearest two/bias"):
-        run(own, gradients(1) | {"two/biass": tf.zeros([4])}, step=0)
-    with pytest.raises(errors.ParamsError, match="statistic 'two/mean' belongs to no variable"):
-        run(own, gradients(1), {"two/mean": tf.zeros([2])}, step=0)
-
-
 def test_a_network_of_which_nothing_is_trained_is_refused() -> None:
     with pytest.raises(errors.ParamsError, match="nothing to train: every weight is frozen, or"):
         make({}, statistics())

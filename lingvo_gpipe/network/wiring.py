@@ -11,8 +11,6 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import tensorflow as tf
-
 from lingvo_gpipe import errors
 from lingvo_gpipe.nests import NameNest, Nest
 
@@ -266,17 +264,23 @@ def by_name(nest: NameNest, value: Nest) -> dict[str, Nest]:
     >>> by_name(["a", {"two": "b"}], (1, {"two": 2}))
     {'a': 1, 'b': 2}
     """
-    if isinstance(nest, str) and isinstance(value, list | tuple) and len(value) == 1:
-        (value,) = value
-    try:
-        tf.nest.assert_same_structure(nest, value, check_types=False)
-    except (ValueError, TypeError) as error:
-        given = tf.nest.map_structure(lambda _: "a tensor", value)
+    if isinstance(nest, str):
+        alone = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        fits, pairs = not isinstance(alone, list | tuple | Mapping), []
+        if fits:
+            return {nest: alone}
+    elif isinstance(nest, Mapping):
+        fits = isinstance(value, Mapping) and set(value) == set(nest)
+        pairs = [(nest[key], value[key]) for key in nest] if fits else []
+    else:
+        fits = isinstance(value, list | tuple) and len(value) == len(nest)
+        pairs = list(zip(nest, value, strict=True)) if fits else []
+    if not fits:
         raise errors.InputError(
-            f"a call takes {nest!r}, got {given!r}. Use that structure, or a dictionary of the "
-            f"fields {', '.join(names(nest))}"
-        ) from error
-    return dict(zip(tf.nest.flatten(nest), tf.nest.flatten(value), strict=True))
+            f"a call takes {_shown(nest)}, got {_shown(value)}. Use that structure, or a "
+            f"dictionary of the fields {', '.join(names(nest))}"
+        )
+    return {name: leaf for part, inner in pairs for name, leaf in by_name(part, inner).items()}
 
 
 def in_structure(nest: NameNest, values: Mapping[str, Nest]) -> Nest:
@@ -291,3 +295,12 @@ def in_structure(nest: NameNest, values: Mapping[str, Nest]) -> Nest:
         return {key: in_structure(part, values) for key, part in nest.items()}
     parts = [in_structure(part, values) for part in nest]
     return tuple(parts) if isinstance(nest, tuple) else parts
+
+
+def _shown(nest: Nest) -> str:
+    """Return a structure as messages show it: names, and tensors as their kind."""
+    if isinstance(nest, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(part)}" for key, part in nest.items()) + "}"
+    if isinstance(nest, list | tuple):
+        return "[" + ", ".join(map(_shown, nest)) + "]"
+    return nest if isinstance(nest, str) else "a tensor"

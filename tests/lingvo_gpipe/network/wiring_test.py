@@ -74,13 +74,9 @@ def test_values_go_by_name_and_back_into_their_structure(nest: Any) -> None:
 @pytest.mark.parametrize(
     ("nest", "value", "text"),
     [
-        (["a", "b"], (1,), "a call takes ['a', 'b'], got ('a tensor',). Use that structure, or a"),
-        ({"one": "a"}, {"on": 1}, "a call takes {'one': 'a'}, got {'on': 'a tensor'}. Use that s"),
-        (
-            {"one": ["a"]},
-            {"one": 1},
-            "a call takes {'one': ['a']}, got {'one': 'a tensor'}. Use that",
-        ),
+        (["a", "b"], (1,), "a call takes [a, b], got [a tensor]. Use that structure, or a "),
+        ({"one": "a"}, {"on": 1}, "a call takes {one: a}, got {on: a tensor}. Use that structure"),
+        ({"one": ["a"]}, {"one": 1}, "a call takes [a], got a tensor. Use that structure, or a d"),
     ],
 )
 def test_values_of_another_structure_are_refused(nest: Any, value: Any, text: str) -> None:

@@ -3,7 +3,7 @@
 How a Keras layer becomes a layer of a pipeline is in `lingvo_gpipe.keras_layers`.
 """
 
-from lingvo_gpipe.fitting.compiled_losses import CompiledLosses
+from lingvo_gpipe.fitting.compiled import CompiledLosses
 from lingvo_gpipe.fitting.pipelined_model import PipelinedModel
 
 __all__ = ["CompiledLosses", "PipelinedModel"]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
-from lingvo_gpipe.fitting.objective import Names
+from lingvo_gpipe.fitting.compiled import Names
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.pipelining import Result

@@ -16,9 +16,7 @@ from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 from lingvo_gpipe import errors, keras_layers, schedule
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import planning, variables
-from lingvo_gpipe.fitting.compiled_losses import CompiledLosses
-from lingvo_gpipe.fitting.metric_sums import MetricSums
-from lingvo_gpipe.fitting.objective import Names, Objective
+from lingvo_gpipe.fitting.compiled import CompiledLosses, MetricSums, Names, Objective
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer

@@ -127,16 +127,16 @@ class Comparison:
     mini-batch, are Keras' mean over the mini-batch.
 
     Attributes:
-        loss: function of the three others, such as a `keras.losses.Loss`.
-        labels: what the predictions are compared with, a nest.
+        loss: function of labels, predictions and weights, such as a `keras.losses.Loss`.
         predictions: a nest.
+        labels: what they are compared with, a nest.
         weights: sample weights; None: there are none.
     """
 
     loss: Callable[..., tf.Tensor]
-    labels: Any
     predictions: Any
-    weights: Any
+    labels: Any
+    weights: Any = None
 
     def sum(self, divisor: Divisor) -> tf.Tensor:
         """Return the mean that Keras computes times its divisor, a scalar of float64."""
@@ -234,8 +234,8 @@ class Loss(heads.Head):
 
             def weight(fields: dict[str, Nest]) -> tf.Tensor:
                 compared = [heads.field_of(fields, name) for name in self.reads[1:]]
-                counted = self.comparison(tf.zeros([]), *compared).divisor(divisor)
-                return tf.cast(counted, self.policy.variable)
+                comparison = Comparison(self.keras_loss(), tf.zeros([]), *compared)
+                return tf.cast(comparison.divisor(divisor), self.policy.variable)
 
             losses = (
                 LossSpec(self.loss_name, self.coefficient, weight, of_batch=divisor == "one"),
@@ -262,12 +262,6 @@ class Loss(heads.Head):
                     "one number. Set config={'reduction': 'sum_over_batch_size'}"
                 )
             return made
-
-        def comparison(
-            self, x: tf.Tensor, label: tf.Tensor, weights: tf.Tensor | None = None
-        ) -> Comparison:
-            """Return what the loss is called with."""
-            return Comparison(self.keras_loss(), label, x, weights)
 
         def divisor(self, *specs: tf.TensorSpec) -> Divisor:
             """Return what a mean of this loss was divided by.
@@ -341,7 +335,7 @@ class Loss(heads.Head):
             divisor = p.divisor(*map(tf.TensorSpec.from_tensor, (x, *others)))
             # Keras would compute with logits wherever it finds the softmax that x came from, which
             # depends on the cut; it does not look through an identity.
-            total = p.comparison(tf.identity(x), *others).sum(divisor)
+            total = Comparison(p.keras_loss(), tf.identity(x), *others).sum(divisor)
             ctx.add_loss(p.loss_name, tf.cast(total, x.dtype))
         return x
 
@@ -384,12 +378,11 @@ def _divisor(loss: keras.losses.Loss, *specs: tf.TensorSpec) -> Divisor:
     """Return the divisor of a loss of examples of these specs."""
 
     def compare(values: trials.Values) -> Comparison:
-        x, label, *weights = values.values()
-        return Comparison(loss, label, x, *weights or [None])
+        return Comparison(loss, *values.values())
 
     return trials.on_examples(
         lambda values: find_divisor(compare, values, type(loss).__name__),
-        dict(zip(("x", "label", "weights"), specs, strict=False)),
+        {str(number): spec for number, spec in enumerate(specs)},
     )
 
 

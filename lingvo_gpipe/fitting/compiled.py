@@ -1,22 +1,35 @@
-"""The losses that `compile` was given, computed in the last cell for each micro-batch."""
+"""The losses and metrics of `compile`, computed in the last cell for each micro-batch.
+
+The outputs of a whole mini-batch, such as the logits of a language model, may need more memory than
+all else on a device. But nearly all metrics keep sums over examples: of correct answers, or the
+counts of a curve. Then a micro-batch adds what its examples add, and no output leaves its cell.
+Metrics that keep anything else read the outputs of the whole mini-batch, as in Keras.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.models.functional import Functional
-from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from lingvo_gpipe import hyperparams
 from lingvo_gpipe.keras_layers import masks
-from lingvo_gpipe.layers import trials
+from lingvo_gpipe.layers import base, trials
+from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.layers.losses import Comparison, Divisor, find_divisor
 from lingvo_gpipe.layers.trials import Values
+from lingvo_gpipe.nests import Nest, SpecNest
+
+_KNOWN = ("keras.", "keras_hub.")  # a user's own class may keep more than its variables
+_TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,7 +173,7 @@ class Objective(hyperparams.Opaque):
 
         def recorded(loss: Callable[..., Any]) -> Callable[..., float]:
             def record(labels: Any, predictions: Any, weights: Any) -> float:
-                calls.append(Comparison(loss, labels, predictions, weights))
+                calls.append(Comparison(loss, predictions, labels, weights))
                 return 0.0
 
             return record
@@ -173,6 +186,129 @@ class Objective(hyperparams.Opaque):
         ):
             self._compiled.call(*self.names.arguments(values))
         return calls
+
+
+class MetricSums(hyperparams.Opaque):
+    """The metrics of `compile`, for mini-batches of one structure."""
+
+    def __init__(self, compiled: CompileMetrics, names: Names) -> None:
+        """Keep what computes them.
+
+        Args:
+            compiled: the metrics; Keras has to have called them before.
+            names: of what they compare.
+        """
+        self._compiled = compiled
+        self._names = names
+
+    def specs(self) -> tuple[base.MetricSpec, ...]:
+        """Return a spec of each metric."""
+        return tuple(
+            base.MetricSpec(name, functools.partial(_metric_of, metric))
+            for name, metric in self._by_name()
+        )
+
+    def of(self, values: Values) -> dict[str, dict[str, tf.Tensor]]:
+        """Return what examples add: name of a metric → number of its variable → value."""
+        after = iter(self._after(self._zeros(), values))
+        return {
+            name: {f"{number:03d}": next(after) for number in range(len(metric.variables))}
+            for name, metric in self._by_name()
+        }
+
+    def add(self, sums: Mapping[str, Mapping[str, tf.Tensor]]) -> None:
+        """Add to the variables what `of` has returned for all examples of a mini-batch."""
+        for name, metric in self._by_name():
+            for variable, (_, added) in zip(
+                metric.variables, sorted(sums[name].items()), strict=True
+            ):
+                variable.assign(variable.value + added)
+
+    def are_sums(self, values: Mapping[str, tf.Tensor | tf.TensorSpec]) -> bool:
+        """Return whether what a mini-batch adds is the sum of what its parts add.
+
+        Args:
+            values: see `trials.on_examples`.
+        """
+        metrics = self._compiled.metrics
+        is_known = all(type(metric).__module__.startswith(_KNOWN) for metric in metrics)
+        if is_known and len(set(map(id, metrics))) == len(metrics):  # one may serve two outputs
+            with contextlib.suppress(Exception):  # what a metric raises, Keras raises later
+                return trials.on_examples(self._add_up, values)
+        return False
+
+    def _add_up(self, values: Values) -> bool:
+        zeros = self._zeros()
+        once = self._after(zeros, values)
+        twice = self._after(once, values)
+        return trials.adds_up(
+            lambda part: self._after(zeros, part), values, absolute=_TOLERANCE
+        ) and all(
+            np.allclose(after - before, before, _TOLERANCE, _TOLERANCE)
+            for before, after in zip(once, twice, strict=True)
+        )
+
+    def _by_name(self) -> Iterator[tuple[str, keras.Metric]]:
+        """Yield each metric with its name in the network."""
+        return ((f"metric_{n}", metric) for n, metric in enumerate(self._compiled.metrics))
+
+    def _zeros(self) -> list[tf.Tensor]:
+        return [tf.zeros(v.shape, v.dtype) for v in self._compiled.variables]
+
+    def _after(self, state: list[tf.Tensor], values: Values) -> list[tf.Tensor]:
+        """Return the variables after examples, which were `state` before."""
+        after = self._compiled.stateless_update_state(state, *self._names.arguments(values))
+        return [tf.convert_to_tensor(value) for value in after]
+
+
+class CompiledLosses(base.Layer):
+    """Outputs of a Keras model, labels, sample weights, inputs → the sum of the losses, unused."""
+
+    class Params(base.Layer.Params):
+        objective: Objective = hyperparams.required("The losses.")
+        metrics: MetricSums | None = hyperparams.field(None, "Metrics that are sums; None: none.")
+
+        def compared(self) -> tuple[str, ...]:
+            """Return the fields with labels and sample weights."""
+            return self.objective.names.compared()
+
+        def _meta(self, *inputs: SpecNest) -> base.Meta:
+            dtype = self.policy.variable
+
+            def weight(number: int) -> Callable[[dict[str, Nest]], tf.Tensor]:
+                return lambda fields: tf.cast(self.objective.divisor(number, fields), dtype)
+
+            return base.Meta(
+                outputs=tf.TensorSpec([], dtype),
+                activation_bytes=sum(map(base.spec_bytes, inputs)),
+                metrics=() if self.metrics is None else self.metrics.specs(),
+                losses=tuple(
+                    base.LossSpec(
+                        term.name, term.coefficient, weight(n), of_batch=term.divisor == "one"
+                    )
+                    for n, term in enumerate(self.objective.terms)
+                ),
+            )
+
+    params: Params
+
+    def fprop(self, theta: base.Theta, inputs: Nest, ctx: Context) -> Nest:
+        """See `Layer.fprop`."""
+        del theta
+        objective = self.params.objective
+        values = dict(zip(self.params.reads, inputs, strict=True))
+        sums = [tf.cast(total, self.policy.variable) for total in objective.sums(values)]
+        for term, total in zip(objective.terms, sums, strict=True):
+            ctx.add_loss(term.name, total)
+        if self.params.metrics is not None:
+            for name, sums_of in self.params.metrics.of(values).items():
+                ctx.add_sum(name, sums_of)
+        return tf.add_n(sums)
+
+
+def _metric_of(metric: keras.Metric, sums: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Return a metric of the examples whose sums these are."""
+    return metric.stateless_result([value for _, value in sorted(sums.items())])
 
 
 @contextlib.contextmanager

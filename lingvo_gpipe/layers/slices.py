@@ -189,28 +189,15 @@ def fields_of_slices(
 def _check_slices(
     params: Layer.Params, of_slices: tuple[int, ...], path: str, owner: Layer.Params
 ) -> None:
-    theirs = None
+    theirs: tuple[int, ...] = ()
     if isinstance(owner, SlicedParams) and owner.slices != 1:
         theirs = owner.slice_sizes()
-    if theirs == of_slices:
-        return
-    has = f"has {_described(theirs)}" if theirs else "is not sliced"
-    raise errors.LayerError(
-        f"{base.describe(params)}: {_described(of_slices)}, but tied to {path!r}, and {owner.name} "
-        f"{has}. Set their fields slices alike"
-    )
-
-
-def _described(of_slices: tuple[int, ...]) -> str:
-    """Return how messages show sizes.
-
-    >>> _described((3, 3, 2)), _described((4,) * 9)
-    ('slices of 3, 3, 2', '9 slices of 4, 4, …, 4')
-    """
-    count = len(of_slices)
-    if count < 5:
-        return f"slices of {', '.join(map(str, of_slices))}"
-    return f"{count} slices of {of_slices[0]}, {of_slices[1]}, …, {of_slices[-1]}"
+    if theirs != of_slices:
+        has = f"has slices of {list(theirs)}" if theirs else "is not sliced"
+        raise errors.LayerError(
+            f"{base.describe(params)}: slices of {list(of_slices)}, but tied to {path!r}, and "
+            f"{owner.name} {has}. Set their fields slices alike"
+        )
 
 
 def inside(ids: tf.Tensor, first: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -381,13 +381,13 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
         ),
         (
             lambda: _with_tie(language_net(2)[0], None),
-            "softmax (SequenceSoftmax): slices of 64, 64, 64, 64, but tied to 'embedding/table', "
-            "and embedding has slices of 128, 128. Set their fields slices alike",
+            "softmax (SequenceSoftmax): slices of [64, 64, 64, 64], but tied to 'embedding/table', "
+            "and embedding has slices of [128, 128]. Set their fields slices alike",
         ),
         (
             lambda: _with_tie(WHOLE, language_net(8)[2]),
-            "softmax (SequenceSoftmax): 8 slices of 32, 32, …, 32, but tied to 'embedding/table', "
-            "and embedding is not sliced. Set their fields slices alike",
+            "softmax (SequenceSoftmax): slices of [32, 32, 32, 32, 32, 32, 32, 32], but tied to "
+            "'embedding/table', and embedding is not sliced. Set their fields slices alike",
         ),
         (
             lambda: _with_tie(None, WHOLE_SOFTMAX),
@@ -414,8 +414,8 @@ WHOLE_SOFTMAX = layers.SequenceSoftmax.Params(
                     "u", 3, tie={"feed_forward/dense/kernel": "t/feed_forward/dense/kernel"}
                 ),
             ],
-            "u (TransformerLayer): slices of 1, 1, 1, but tied to 't/feed_forward/dense/kernel', "
-            "and t has slices of 2, 1. Set their fields slices alike",
+            "u (TransformerLayer): slices of [1, 1, 1], but tied to 't/feed_forward/dense/kernel', "
+            "and t has slices of [2, 1]. Set their fields slices alike",
         ),
         (
             lambda: [

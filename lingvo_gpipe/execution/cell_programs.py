@@ -10,9 +10,16 @@ Three rules, each measured:
     cannot reach any tensor of the first forward. Programs that continue what another one began
     receive what that one returned; they are cut from one trace (`cut_backward`).
 
-`network.Cell.program` decides which program a slot runs. A program's arguments are one flat list of
-tensors: weights, untrained variables, imports, then what its phase needs. It is traced once per
-(name, mode, with or without accumulators, import shapes).
+`network.Cell.program` decides which program a slot runs, by these names:
+
+*   F: the forward: exports, and what the layers collected.
+*   B: the backward: gradients of imports and weights; it computes the forward again.
+*   FB: F and B as one program, which computes nothing twice.
+*   K, R, BK, I, IK and W: forwards that are kept, and backwards that continue or are split; all are
+    cut from one trace (`cut_backward`).
+
+A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
+its phase needs. It is traced once per (name, mode, with or without accumulators, import shapes).
 """
 
 from __future__ import annotations

@@ -257,8 +257,11 @@ class ReplicaPass:
         """Return the gradients of a version's leaves, summed over the cells that read it."""
         of_readers = self.value_gradients[micro_batch].get(version, [])
         if not of_readers:
-            leaves = floating(self.values_of(version)[micro_batch])
-            return [tf.zeros_like(leaf) for leaf in leaves]
+            if version in self.fields:
+                value = self._by_micro_batch(version)[micro_batch]
+            else:
+                value = self.values[micro_batch][version]
+            return [tf.zeros_like(leaf) for leaf in floating(value)]
         return [in_order(same) for same in zip(*of_readers, strict=True)]
 
     def _drop(self, micro_batch: int) -> None:

@@ -481,3 +481,26 @@ def _tagged(**fields: Any) -> pipelining.PipeliningLayer:
     tags = [Tag.Params(reads=("name",), writes=("name",)) for _ in range(2)]
     given = [*pipelines.mlp(tags[0])[:-1], tags[1], layers.MeanSquaredError.Params(name="error")]
     return pipelines.three(layers=given, cuts=(2, 3, 4), outputs=("x", "name"), **fields)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_cell_without_a_loss_after_the_loss_returns_no_gradient(schedule: str) -> None:
+    own = pipelines.pipe(
+        [
+            *pipelines.mlp(),
+            layers.Activation.Params(name="bent", activation="tanh", writes=("bent",)),
+        ],
+        num_partitions=2,
+        num_micro_batches=4,
+        cuts=(7, 1),
+        schedule=schedule,
+    )
+    fields = pipelines.batch()
+    own.build(fields)
+    with tf.GradientTape() as tape:
+        loss = pipelines.plain_loss(own.by_path, fields)
+    result = own.value_and_gradients(fields)
+    pipelines.close(result.gradients, tape.gradient(loss, own.weights))
+    assert own.first_nonfinite(fields) == "nowhere"
+    fault = tf.errors.UnavailableError(None, None, "lost")
+    assert "but not when its slots" in str(own.explain(fault, fields))  # as run eagerly

@@ -80,7 +80,7 @@ def measure(configuration: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every schedule and print a table."""
-    options = processes.parser(__doc__).parse_args()
+    options = processes.rounds_parser(__doc__).parse_args()
     runs = processes.measured(options, "benchmarks.bound", CONFIGURATIONS, measure, 5)
     print(f"{'schedule':<11} {'pair ms':>7} {'R':>2} {'step s':>7} {'simulated':>9} {'share':>6}")
     for configuration, results in runs.items():

@@ -87,7 +87,7 @@ def function(model: Any, batch: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure every size and print a table."""
-    options = processes.parser(__doc__).parse_args()
+    options = processes.rounds_parser(__doc__).parse_args()
     names = [",".join(map(str, (*size, way))) for size, ways in SIZES.items() for way in ways]
     runs = processes.measured(options, "benchmarks.build", names, measure)
     print(f"{'L':>4} {'K':>2} {'M':>5} {'way':<9} {'s':>6}")

@@ -192,7 +192,7 @@ def _peak_gib() -> float:
 
 def main() -> None:
     """Measure all and print a table."""
-    options = processes.parser(__doc__).parse_args()
+    options = processes.rounds_parser(__doc__).parse_args()
     names = [f"epoch,{way}" for way in EPOCHS]
     names += [
         f"first,{size[0]},{size[1]},{way}" for size in FIRST for way in ("plain", "pipelined")

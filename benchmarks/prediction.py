@@ -149,7 +149,7 @@ def main() -> None:
     """Run every row in processes of its own, and print two tables."""
     from lingvo_gpipe.console import units
 
-    options = processes.parser(__doc__).parse_args()
+    options = processes.rounds_parser(__doc__).parse_args()
     found = processes.measured(options, "benchmarks.prediction", TIMES + BYTES, measure)
     for title, names, digits in (("seconds", TIMES, 3), ("MiB", BYTES, 0)):
         columns = list(found[names[0]][0].keys() - {"other_load"})

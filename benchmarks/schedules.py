@@ -11,11 +11,11 @@ number of live micro-batches. It is known where a schedule is as short as a boun
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
+from benchmarks.support import processes
 from lingvo_gpipe import schedule
 from lingvo_gpipe.errors import ScheduleError
 from lingvo_gpipe.schedule import search, simulate
@@ -151,9 +151,7 @@ def longer_than_shortest(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Print the figures, and how they compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = processes.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="some of the tables")
     parser.add_argument("--rows", action="store_true", help="a line for each table")
     options = parser.parse_args()

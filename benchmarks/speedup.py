@@ -51,13 +51,8 @@ def measure(configuration: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every choice and print a table."""
-    parser = processes.parser(__doc__)
-    parser.add_argument("--only", default=",".join(networks.KINDS), help="kinds between commas")
-    options = parser.parse_args()
-    kinds = options.only.split(",")
-    if unknown := sorted(set(kinds) - set(networks.KINDS)):
-        parser.error(f"--only={unknown[0]}: the kinds are {', '.join(networks.KINDS)}")
-    names = [f"{kind},{choice}" for kind in kinds for choice in CHOICES]
+    options = processes.rounds_parser(__doc__, networks.KINDS).parse_args()
+    names = [f"{kind},{choice}" for kind in options.only for choice in CHOICES]
     both = [f"{name},{devices}" for name in names for devices in ("one", "two")]
     runs = processes.measured(options, "benchmarks.speedup", both, measure)
     print(f"{'network':<12} {'schedule':<22} {'one s':>7} {'two s':>7} {'ratio':>6} {'plan':>6}")

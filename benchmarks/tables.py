@@ -18,10 +18,10 @@ for AmoebaNet-D, and GiB for Transformers.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from benchmarks.support import processes
 from lingvo_gpipe import registry
 from lingvo_gpipe.console import units
 from lingvo_gpipe.params.image import imagenet
@@ -207,15 +207,8 @@ def table_3(family: Family) -> list[list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="1,2,3", help="numbers of tables between commas")
-    numbers = parser.parse_args(arguments).only.split(",")
     tables = {"1": table_1, "2": table_2, "3": table_3}
-    if unknown := sorted(set(numbers) - set(tables)):
-        parser.error(f"--only={unknown[0]}: the tables are 1, 2 and 3")
-    for number in numbers:
+    for number in processes.parser(__doc__, list(tables)).parse_args(arguments).only:
         for name, family in FAMILIES.items():
             rows = tables[number](family)
             aligned = units.table(rows, "l" + "r" * (len(rows[0]) - 1))

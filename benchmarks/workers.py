@@ -7,7 +7,6 @@ the next, so that neither start nor end counts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -19,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.support import machine
+from benchmarks.support import machine, processes
 
 CASES = {
     "digits": ("--model=image.digits.ConvNet",),
@@ -129,9 +128,7 @@ def speed(case: str, rounds: int) -> None:
 
 def main() -> None:
     """Read the arguments."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = processes.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="the first case, one round")
     parser.add_argument("cases", nargs="*", help="names of cases; all if none is given")

@@ -1,6 +1,6 @@
 """Does the library do on an accelerator what it does on CPUs, how fast, and in how much memory?
 
-`python -m benchmarks.accelerator --output=FOLDER [--minutes=9] [--only=NAMES | --skip=NAMES]`: one
+`python -m benchmarks.accelerator --output=FOLDER [--minutes=9] [--only=NAMES]`: one
 GPU is split into logical devices, and each question is asked in processes of its own. Answers are
 printed and written to FOLDER/results.json as soon as they are known, everything else that a
 question prints to FOLDER/log.txt. What fails leaves its traceback. It ends within the minutes:
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accelerator.question import Setting
+from benchmarks.support import processes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,21 +177,6 @@ def batches(questions: Sequence[Question]) -> Iterator[list[Question]]:
         yield batch
 
 
-def chosen(only: str | None, skip: str | None) -> list[Question]:
-    """Return the questions of `--only` in its order, or all but those of `--skip`.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    by_name = {question.name: question for question in QUESTIONS}
-    wanted = list(by_name) if only is None else only.split(",")
-    skipped = [] if skip is None else skip.split(",")
-    for name in (*wanted, *skipped):
-        if name not in by_name:
-            raise ValueError(f"unknown question {name!r}; the questions are {', '.join(by_name)}")
-    return [by_name[name] for name in wanted if name not in skipped]
-
-
 def print_answers(name: str, setting: Setting) -> None:
     """Print each answer of a question when it is known, and the traceback with which it fails."""
     try:
@@ -204,13 +190,10 @@ def print_answers(name: str, setting: Setting) -> None:
 
 def main() -> None:
     """Ask the questions, or one of them in this process."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    by_name = {question.name: question for question in QUESTIONS}
+    parser = processes.parser(__doc__, list(by_name))
     parser.add_argument("--output", type=Path, help="folder of the results; a new one if not given")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which it has ended")
-    parser.add_argument("--only", help="questions between commas")
-    parser.add_argument("--skip", help="questions between commas")
     parser.add_argument("--cpu", action="store_true", help="toy sizes on logical CPU devices")
     parser.add_argument("--python", default="python3", help="an interpreter that has PyTorch")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
@@ -223,10 +206,7 @@ def main() -> None:
             print_answers(options.ask, setting)
         return
     ends_s = time.monotonic() + 60.0 * options.minutes
-    try:
-        questions = chosen(options.only, options.skip)
-    except ValueError as error:
-        parser.error(str(error))
+    questions = [by_name[name] for name in options.only]
     record = Record(options.output or Path(tempfile.mkdtemp(prefix="accelerator_")))
     arguments = [f"--python={options.python}"]
     if options.cpu:  # where a question takes as long as the machine is busy

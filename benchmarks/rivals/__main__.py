@@ -61,17 +61,12 @@ def print_kind(kind: str, runs: dict[str, list[Any]]) -> None:
 
 def main() -> None:
     """Run every rival in processes of its own and print tables."""
-    parser = processes.parser(__doc__)
-    kinds = ",".join(networks.BLOCKS)
-    parser.add_argument("--only", default=kinds, help="kinds between commas")
-    options = parser.parse_args()
-    if unknown := sorted(set(options.only.split(",")) - set(networks.BLOCKS)):
-        parser.error(f"--only={unknown[0]}: the kinds are {kinds}")
+    options = processes.rounds_parser(__doc__, networks.BLOCKS).parse_args()
     if not PYTHON.exists():
         sys.exit("benchmarks.rivals needs PyTorch in .venv-bench. Run make bench-setup")
     count = 1 if options.quick else 3
     print(f"{machine.describe()}; K={networks.K}, M={networks.M}, medians of {count} rounds")
-    for kind in options.only.split(","):
+    for kind in options.only:
         runs = measure(kind, count)
         processes.print_load(runs)
         print_kind(kind, {name: processes.quiet(of_name) for name, of_name in runs.items()})

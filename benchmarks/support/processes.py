@@ -21,16 +21,33 @@ QUIET_CORES = 0.06
 """A run during which other processes used more cores than this does not count."""
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the flags that every benchmark has.
+def parser(description: str | None, only: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return a parser of a benchmark's flags.
 
     Args:
         description: docstring of the benchmark.
+        only: names of its parts; `--only` chooses some of them, in its order.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+    def chosen(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in only:
+                raise argparse.ArgumentTypeError(f"unknown {name!r}; there are {', '.join(only)}")
+        return text.split(",")
+
+    if only:
+        text = f"some of {','.join(only)}"
+        arguments.add_argument("--only", type=chosen, default=list(only), help=text)
+    return arguments
+
+
+def rounds_parser(description: str | None, only: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark whose `main` calls `measured`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    arguments = parser(description, only)
     arguments.add_argument("--quick", action="store_true", help="one round, or fewer cases")
     arguments.add_argument("configuration", nargs="?", help=argparse.SUPPRESS)
     return arguments
@@ -49,7 +66,7 @@ def measured(
     configuration, prints what `measure` returns, and exits.
 
     Args:
-        options: what `parser` has parsed.
+        options: what `rounds_parser` has parsed.
         module: name of the benchmark's module, for `python -m`.
         configurations: texts, one argument each.
         measure: measures one configuration.

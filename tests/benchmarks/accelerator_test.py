@@ -127,13 +127,6 @@ def test_questions_that_measure_are_asked_alone() -> None:
     assert [name for batch in names for name in batch] == [q.name for q in frame.QUESTIONS]
 
 
-def test_questions_are_chosen_by_name() -> None:
-    assert [q.name for q in frame.chosen("strings,card", None)] == ["strings", "card"]
-    assert len(frame.chosen(None, "speed,pytorch")) == len(frame.QUESTIONS) - 2
-    with pytest.raises(ValueError, match="unknown question 'sped'; the questions are card, same"):
-        frame.chosen("sped", None)
-
-
 def ask(folder: Path, question: frame.Question, seconds: float = 60.0) -> dict[str, Any]:
     record = frame.Record(folder)
     frame.ask_all([question], ["--cpu"], time.monotonic() + seconds, record)

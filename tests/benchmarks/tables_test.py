@@ -22,4 +22,4 @@ def test_speeds_are_within_the_bound_and_fall_with_slower_links(name: str) -> No
 def test_an_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         tables.main(["--only=1,4"])
-    assert capsys.readouterr().err.endswith("--only=4: the tables are 1, 2 and 3\n")
+    assert capsys.readouterr().err.endswith("--only: unknown '4'; there are 1, 2, 3\n")

@@ -24,9 +24,6 @@ UNEQUAL = {"embedding": (1, 10), "softmax": (1, 10), "layer_0": (7, 1, 4)}
 class Ids(InMemory):
     """Random ids; a run keeps a file about them."""
 
-    class Params(InMemory.Params):
-        """Params of Ids."""
-
     asset_names = tuple(ASSETS)
 
     def example_spec(self) -> dict[str, tf.TensorSpec]:

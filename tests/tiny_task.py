@@ -16,9 +16,6 @@ from lingvo_gpipe.input import InMemory
 class Points(InMemory):
     """Points around three centres; 42 to train on, 13 held out."""
 
-    class Params(InMemory.Params):
-        """Params of Points."""
-
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         return {"point": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}
 

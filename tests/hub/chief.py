@@ -35,9 +35,6 @@ _BYTES_ACKED = 120  # offset in struct tcp_info; bytes_received follows
 class Tokens(InMemory):
     """Never read: mini-batches are given."""
 
-    class Params(InMemory.Params):
-        """Params of Tokens."""
-
 
 def params(devices: tuple[str, ...]) -> Any:
     """Return a task with a tied weight, statistics, dropout, slots and averages."""

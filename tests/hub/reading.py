@@ -21,9 +21,6 @@ Traffic = Callable[[str], contextlib.AbstractContextManager[None]]
 class Wide(InMemory):
     """Sequences whose fields are large beside the weights."""
 
-    class Params(InMemory.Params):
-        """Params of Wide."""
-
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         """Return x [T, 2], label [T] and real [T], of which half is padding."""
         return {

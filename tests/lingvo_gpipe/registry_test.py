@@ -209,8 +209,7 @@ def test_a_mode_may_be_of_one_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(registry, "_MODES", {})
 
     class Spoken(Task):
-        class Params(Task.Params):
-            """Those of speech."""
+        """A task of speech."""
 
     def train(_: registry.Job) -> None: ...
 

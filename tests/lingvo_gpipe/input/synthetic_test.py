@@ -169,9 +169,6 @@ def test_labels_of_a_keras_loss_are_drawn_over_its_classes() -> None:
 class Words(input.InMemory):
     """A field that no synthetic example has."""
 
-    class Params(input.InMemory.Params):
-        """Params of Words."""
-
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         return {
             "point": tf.TensorSpec([4]),

@@ -24,9 +24,6 @@ HELD_OUT = 13
 class NamedPoints(Points):
     """Points whose classes have names."""
 
-    class Params(Points.Params):
-        """Params of NamedPoints."""
-
     @property
     def class_names(self) -> tuple[str, ...]:
         return CLASSES

@@ -26,9 +26,6 @@ HELD_OUT = 13
 class DrawnPoints(Points):
     """Points that are drawn as images: example i is filled with i."""
 
-    class Params(Points.Params):
-        """Params of DrawnPoints."""
-
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         more = {
             "number": tf.TensorSpec([], tf.int32),

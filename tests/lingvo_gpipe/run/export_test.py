@@ -32,9 +32,6 @@ NAMES = tuple(f"digit {n}" for n in range(10))
 class ServedDigits(SklearnDigits):
     """Digits that are served from the bytes of grey PNG files."""
 
-    class Params(SklearnDigits.Params):
-        """Params of ServedDigits."""
-
     @property
     def class_names(self) -> tuple[str, ...]:
         return NAMES

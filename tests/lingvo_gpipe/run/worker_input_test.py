@@ -250,9 +250,6 @@ def test_a_resumed_run_may_change_who_reads() -> None:
 class Ragged(Stored):
     """Examples whose spec has no known size, so that a mini-batch may be padded to its longest."""
 
-    class Params(Stored.Params):
-        """Params of Ragged."""
-
     def example_spec(self) -> dict[str, tf.TensorSpec]:
         return {**super().example_spec(), "x": tf.TensorSpec([None])}
 

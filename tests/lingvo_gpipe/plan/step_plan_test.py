@@ -310,6 +310,16 @@ def test_a_slot_without_flops_holds_what_it_needs() -> None:
     assert plan.cells[0].activation_bytes > 3000 * 512 * 4
 
 
+def test_cells_wait_for_what_they_read_alone() -> None:
+    spans = {
+        str(span.slot): span
+        for span in step_plan.make(skipping(num_micro_batches=2), SKIPPING).timeline.spans
+    }
+    # Cell 1 reads a field; cell 2 reads of both.
+    assert spans["1F0"].start_s == 0.0
+    assert spans["2F0"].start_s >= max(spans["0F0"].end_s, spans["1F0"].end_s) > 0.0
+
+
 def test_a_frozen_first_cell_runs_ahead() -> None:
     params = regression(
         4,

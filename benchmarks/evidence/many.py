@@ -67,7 +67,7 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     deep: Size = Size(6, 384, 2, 192)
     steps: int = 1_600
-    many_steps: int = 10_000
+    many_steps: int = 4_000
     many_hours: float = 5.0
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)

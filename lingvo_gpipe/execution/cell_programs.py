@@ -6,33 +6,25 @@ Three rules, each measured:
     recomputation with the first forward, and no memory would be saved.
 *   A program is pure. One stateful operation inside would serialise the devices.
 *   Every tensor that a program reads is one of its arguments, and every result is an output. A
-    backward program receives the cell's imports and recomputes the forward under a tape; it
-    cannot reach any tensor of the first forward. Programs that continue what another one began
-    receive what that one returned; they are cut from one trace (`cut_backward`).
+    backward program computes the forward again from the cell's imports, or reads what an earlier
+    program of the micro-batch returned; it cannot reach any tensor of the first forward.
 
-`network.Cell.program` decides which program a slot runs, by these names:
-
-*   F: the forward: exports, and what the layers collected.
-*   B: the backward: gradients of imports and weights; it computes the forward again.
-*   FB: F and B as one program, which computes nothing twice.
-*   K, R, BK, I, IK and W: forwards that are kept, and backwards that continue or are split; all are
-    cut from one trace (`cut_backward`).
-
-A program's arguments are one flat list of tensors: weights, untrained variables, imports, then what
-its phase needs. It is traced once per (name, mode, with or without accumulators, import shapes).
+A cell's forward and gradients are traced once for each mode and shape of the imports, and cut into
+programs (`cut_backward` explains their names). `network.Cell.program` decides which of them a slot
+runs. A program receives only what it reads, and is made when it is first called.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.execution import tracing
-from lingvo_gpipe.execution.cut_backward import CutBackward, Held, RawGradient, Trace, with_totals
+from lingvo_gpipe.execution.cut_backward import CutBackward, Held, Trace
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.context import Collected, Context
 from lingvo_gpipe.nests import Nest, floating
@@ -112,33 +104,7 @@ class _Forward(NamedTuple):
     collected: dict[str, dict[str, Nest]]
 
 
-class _Differentiated(NamedTuple):
-    """A forward and its gradients, in the graph that is being traced.
-
-    Attributes:
-        forward: results of the forward.
-        weights: gradient of each weight.
-        imports: gradients of the imports' floating leaves.
-        again: flat results of the forward, if `tf.recompute_grad` computed it again.
-    """
-
-    forward: _Forward
-    weights: list[RawGradient]
-    imports: list[RawGradient]
-    again: list[tf.Tensor]
-
-
 _Shapes: TypeAlias = "tuple[tuple[tuple[int | None, ...], tf.DType], ...]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Key:
-    """What the trace of a program depends on."""
-
-    name: str
-    mode: network.Mode
-    accumulates: bool
-    imports: _Shapes
 
 
 class CellPrograms:
@@ -165,15 +131,13 @@ class CellPrograms:
         self._layers = layers
         self._jit = jit
         self._master = analysis.params.policy.variable
-        # A program, and the structure of its results.
-        self._programs: dict[_Key, tuple[tracing.Traced, Nest]] = {}
         # Programs cut from one trace, and the structure of the forward's results.
         self._cuts: dict[tuple[network.Mode, _Shapes], tuple[CutBackward, Nest]] = {}
 
     @property
     def num_traces(self) -> int:
         """How many programs were traced so far."""
-        return len(self._programs) + sum(cut.num_traces for cut, _ in self._cuts.values())
+        return sum(cut.num_traces for cut, _ in self._cuts.values())
 
     @property
     def graphs(self) -> dict[str, tf.Graph]:
@@ -181,7 +145,7 @@ class CellPrograms:
 
         There is one for each mode and each shape of the imports, and with accumulators another.
         """
-        graphs = {key.name: function.graph for key, (function, _) in self._programs.items()}
+        graphs: dict[str, tf.Graph] = {}
         for cut, _ in self._cuts.values():
             graphs |= cut.graphs
         return graphs
@@ -204,17 +168,13 @@ class CellPrograms:
                 read by backwards alone.
             held: what this cell's earlier program of the micro-batch returned for it.
         """
-        if name in ("F", "B", "FB"):
-            arguments = (inputs, NO_UPSTREAM if name == "F" else upstream)
-            function, structure = self._uncut_program(cell, name, *arguments)
-            flat = function(*tf.nest.flatten(arguments))
-            forward, weights, imports = tf.nest.pack_sequence_as(structure, list(flat))
-            return self._results(cell, forward or None, weights, imports)
         cut, structure = self._cut_programs(cell, inputs)
         scales = [precision.cast(scale, self._master) for scale in upstream.loss_factors]
         arguments = tf.nest.flatten((inputs, upstream.exports, scales))
         results = cut.run(name, arguments, held or {}, upstream.accumulators)
-        forward = tf.nest.pack_sequence_as(structure, results.outputs) if results.outputs else None
+        forward = None
+        if name in ("F", "FB", "K"):
+            forward = tf.nest.pack_sequence_as(structure, results.outputs)
         return self._results(cell, forward, results.weights, results.imports, results.held)
 
     def _results(
@@ -330,108 +290,15 @@ class CellPrograms:
                 raise not_a_tensor(self._analysis.layers[source.producer].name, source.name, leaf)
         return tf.nest.map_structure(tf.identity, value)
 
-    def _differentiated(
-        self,
-        cell: network.Cell,
-        inputs: CellInputs,
-        upstream_of: Callable[[_Forward], BackwardInputs],
-    ) -> _Differentiated:
-        """Compute the forward and all gradients.
-
-        Args:
-            cell: the cell in this pass.
-            inputs: inputs of the micro-batch.
-            upstream_of: returns what comes from upstream, for these results.
-        """
-        sources = gradient_sources(cell, inputs)
-        runs: list[_Forward] = []
-        with tf.GradientTape() as tape:
-            tape.watch(sources)
-            if cell.recompute_policy == "recompute_grad":
-                forward = self._exported_again(cell, inputs, runs)
-            else:
-                forward = self._exported(cell, inputs)
-            upstream = upstream_of(forward)
-            targets = [t for v in cell.exports_with_gradient for t in floating(forward.exports[v])]
-            scaled = [
-                tf.cast(forward.collected["losses"][loss.name], scale.dtype) * scale
-                for loss, scale in zip(cell.losses, upstream.loss_factors, strict=True)
-            ]
-            targets += [tf.add_n(scaled)] if scaled else []
-        starts = [t for v in cell.exports_with_gradient for t in upstream.exports[v]]
-        starts += [tf.ones([], targets[-1].dtype)] if scaled else []
-        raw = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
-        count = len(cell.weights)
-        return _Differentiated(forward, raw[:count], raw[count:], tf.nest.flatten(runs[1:]))
-
-    def _uncut_program(
-        self, cell: network.Cell, name: str, inputs: CellInputs, upstream: BackwardInputs
-    ) -> tuple[tracing.Traced, Nest]:
-        """Return F, B or FB for these shapes, and the structure of its results.
-
-        B computes the forward again: the program is the recomputation. `tf.recompute_grad` would
-        copy every weight and make gathered rows' gradients dense
-        (docs/decisions/0001-recompute-grad-copies.md).
-        """
-        key = _Key(name, cell.mode, bool(upstream.accumulators), _shapes(inputs.imports))
-        if key in self._programs:
-            return self._programs[key]
-        arguments = (inputs, upstream)
-        structure: list[Nest] = []
-
-        def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-            traced, traced_upstream = tf.nest.pack_sequence_as(arguments, list(flat))
-            if name == "F":
-                results: Nest = self._exported(cell, traced), [], []
-            else:
-                both = self._differentiated(cell, traced, lambda _: traced_upstream)
-                weights = with_totals(traced_upstream.accumulators, both.weights)
-                imports = list(map(tf.convert_to_tensor, both.imports))
-                results = both.forward if name == "FB" else (), weights, imports
-            structure[:] = [tf.nest.map_structure(lambda _: 0, results)]
-            return list(tf.nest.flatten(results))
-
-        title = {"F": "forward", "B": "backward", "FB": "fused"}[name]
-        function = tracing.trace(
-            f"{title}_{self._first_layer}",
-            compute,
-            tf.nest.flatten(arguments),
-            cell=self._index,
-            jit=self._jit,
-        )
-        self._programs[key] = function, structure[0]
-        return self._programs[key]
-
     def _cut_programs(self, cell: network.Cell, inputs: CellInputs) -> tuple[CutBackward, Nest]:
-        """Return the cut programs for these shapes, and the structure of the forward's results."""
+        """Return the programs for these shapes, and the structure of the forward's results."""
         key = cell.mode, _shapes(inputs.imports)
         if key in self._cuts:
             return self._cuts[key]
         traced: list[tuple[Trace, Nest]] = []
 
         def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-            upstream: list[tf.Tensor] = []
-
-            def placeholders(forward: _Forward) -> BackwardInputs:
-                exports = {
-                    v: [_placeholder(t.shape, t.dtype) for t in floating(forward.exports[v])]
-                    for v in cell.exports_with_gradient
-                }
-                scales = [_placeholder([], self._master) for _ in cell.losses]
-                upstream.extend(tf.nest.flatten((exports, scales)))
-                return BackwardInputs(exports, scales)
-
-            packed = tf.nest.pack_sequence_as(inputs, list(flat))
-            both = self._differentiated(cell, packed, placeholders)
-            trace = Trace(
-                inputs=flat,
-                upstream=upstream,
-                outputs=tf.nest.flatten(both.forward),
-                weights=both.weights,
-                imports=both.imports,
-                again=both.again,
-            )
-            traced[:] = [(trace, tf.nest.map_structure(lambda _: 0, both.forward))]
+            traced[:] = [self._trace(cell, tf.nest.pack_sequence_as(inputs, list(flat)))]
             return []
 
         tracing.trace(
@@ -446,15 +313,53 @@ class CellPrograms:
         self._cuts[key] = cut, structure
         return self._cuts[key]
 
+    def _trace(self, cell: network.Cell, inputs: CellInputs) -> tuple[Trace, Nest]:
+        """Compute the forward and all gradients; return them, and the structure of the forward.
+
+        A backward that computes the forward again is cut from them, too. `tf.recompute_grad` would
+        copy every weight and make gathered rows' gradients dense
+        (docs/decisions/0001-recompute-grad-copies.md).
+        """
+        flat = tf.nest.flatten(inputs)
+        if not cell.has_backward:
+            forward = self._exported(cell, inputs)
+            outputs = tf.nest.flatten(forward)
+            return Trace(flat, (), outputs, (), ()), tf.nest.map_structure(lambda _: 0, forward)
+        sources = gradient_sources(cell, inputs)
+        runs: list[_Forward] = []
+        with tf.GradientTape() as tape:
+            tape.watch(sources)
+            if cell.recompute_policy == "recompute_grad":
+                forward = self._exported_again(cell, inputs, runs)
+            else:
+                forward = self._exported(cell, inputs)
+            targets = [t for v in cell.exports_with_gradient for t in floating(forward.exports[v])]
+            starts = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
+            scales = [tf.compat.v1.placeholder(self._master, []) for _ in cell.losses]
+            upstream = [*starts, *scales]
+            scaled = [
+                tf.cast(forward.collected["losses"][loss.name], scale.dtype) * scale
+                for loss, scale in zip(cell.losses, scales, strict=True)
+            ]
+            targets += [tf.add_n(scaled)] if scaled else []
+        starts += [tf.ones([], targets[-1].dtype)] if scaled else []
+        gradients = tape.gradient(targets, sources, starts, unconnected_gradients="zero")
+        count = len(cell.weights)
+        trace = Trace(
+            inputs=flat,
+            upstream=upstream,
+            outputs=tf.nest.flatten(forward),
+            weights=gradients[:count],
+            imports=gradients[count:],
+            again=tf.nest.flatten(runs[1:]),
+        )
+        return trace, tf.nest.map_structure(lambda _: 0, forward)
+
 
 def gradient_sources(cell: network.Cell, inputs: CellInputs) -> list[tf.Tensor]:
     """Return the inputs that get a gradient: weights, then imports' floating leaves."""
     leaves = [t for v in cell.imports_with_gradient for t in floating(inputs.imports[v])]
     return [*inputs.weights, *leaves]
-
-
-def _placeholder(shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Tensor:
-    return tf.compat.v1.placeholder(dtype, shape)
 
 
 def _shapes(imports: Mapping[int, Nest]) -> _Shapes:

@@ -2,6 +2,9 @@
 
 What is computed from the cell's inputs alone is its forward, the rest its backward. The programs:
 
+*   F: the forward.
+*   B: all gradients, from the cell's inputs: it computes the forward again.
+*   FB: the forward and all gradients; it computes nothing twice.
 *   K: the forward, and those of its tensors that the backward reads (residuals).
 *   R: the residuals alone.
 *   BK: all gradients, from residuals.
@@ -14,6 +17,7 @@ Tensors that wait between two programs are held under their names in the trace.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -24,6 +28,9 @@ from lingvo_gpipe.execution import tracing
 from lingvo_gpipe.graphs import sections
 
 _NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "FB": "fused",
     "K": "forward_kept",
     "R": "recompute",
     "BK": "backward_kept",
@@ -84,6 +91,25 @@ class _Program:
     held: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where the trace is cut.
+
+    Attributes:
+        forward: names of the operations whose results a backward does not compute again.
+        backward: what BK computes.
+        residuals: what BK reads of the forward.
+        weights_alone: what W computes.
+        read_by_w: what W reads of the forward and of I.
+    """
+
+    forward: frozenset[str]
+    backward: sections.Section
+    residuals: tuple[tf.Tensor, ...]
+    weights_alone: sections.Section
+    read_by_w: tuple[tf.Tensor, ...]
+
+
 class CutBackward:
     """The programs of one trace; each is made when it is first called.
 
@@ -107,23 +133,31 @@ class CutBackward:
             tensor.name: number for number, tensor in enumerate((*trace.inputs, *trace.upstream))
         }
         self._sections = sections.Sections(trace.inputs[0].graph)
+        self._programs: dict[tuple[str, bool], _Program] = {}
+
+    @functools.cached_property
+    def _cuts(self) -> _Cuts:
+        """Where programs that continue each other are cut."""
+        trace = self._trace
         holdable = self._sections.all()
-        if jit:
+        if self._jit:
             holdable = holdable - self._sections.unfit_for_xla()
         forward = holdable - self._sections.after(trace.upstream)
         weights, imports = _parts(trace.weights), _parts(trace.imports)
         movable = forward - self._sections.section(trace.outputs).operations
-        self._backward = self._sections.section((*weights, *imports), forward, forward, movable)
-        self._forward = forward - self._backward.operations
-        self._residuals = self._computed(self._backward)
+        backward = self._sections.section((*weights, *imports), forward, forward, movable)
+        forward -= backward.operations
         for_imports = (
-            holdable & self._sections.section((*imports, *trace.again), self._forward).operations
+            holdable & self._sections.section((*imports, *trace.again), forward).operations
         )
-        self._weights_alone = self._sections.section(
-            weights, self._forward | for_imports, for_imports
+        weights_alone = self._sections.section(weights, forward | for_imports, for_imports)
+        return _Cuts(
+            forward=forward,
+            backward=backward,
+            residuals=self._computed(backward),
+            weights_alone=weights_alone,
+            read_by_w=self._computed(weights_alone),
         )
-        self._read_by_w = self._computed(self._weights_alone)
-        self._programs: dict[tuple[str, bool], _Program] = {}
 
     @property
     def num_traces(self) -> int:
@@ -146,9 +180,9 @@ class CutBackward:
             accumulators: for each weight, what its gradient is added to; empty: nothing.
         """
         trace = self._trace
-        outputs = trace.outputs if name == "K" else ()
-        weights = trace.weights if name in ("BK", "W") else ()
-        imports = trace.imports if name in ("BK", "I", "IK") else ()
+        outputs = trace.outputs if name in ("F", "FB", "K") else ()
+        weights = trace.weights if name in ("B", "FB", "BK", "W") else ()
+        imports = trace.imports if name in ("B", "FB", "BK", "I", "IK") else ()
         leaves = self._leaves(name, held)
         if not (outputs or weights or imports or leaves):
             return FlatResults([], [], [], {})
@@ -156,10 +190,11 @@ class CutBackward:
         key = name, bool(accumulators)
         if key not in self._programs:
             if name in ("BK", "W"):
-                section = self._backward if name == "BK" else self._weights_alone
+                section = self._cuts.backward if name == "BK" else self._cuts.weights_alone
             else:
-                available = self._forward if name == "IK" else ()
-                section = self._sections.section((*_parts(imports), *outputs, *leaves), available)
+                available = self._cuts.forward if name == "IK" else ()
+                fetches = (*_parts(weights), *_parts(imports), *outputs, *leaves)
+                section = self._sections.section(fetches, available)
             self._programs[key] = self._traced(name, section, (*weights, *imports), accumulators)
         called = self._programs[key]
         read = [arguments[number] for number in called.arguments]
@@ -169,14 +204,18 @@ class CutBackward:
         )
         held_next = {tensor.name: value for tensor, value in zip(leaves, results, strict=True)}
         if name in ("I", "IK"):
-            held_next = {t.name: held_next.get(t.name, held.get(t.name)) for t in self._read_by_w}
+            held_next = {
+                t.name: held_next.get(t.name, held.get(t.name)) for t in self._cuts.read_by_w
+            }
         return FlatResults(forward, totals, gradients, held_next)
 
     def _leaves(self, name: str, held: Held) -> list[tf.Tensor]:
         """Return the tensors that a program computes for the next one."""
         if name in ("K", "R"):
-            return list(self._residuals)
-        return [t for t in self._read_by_w if t.name not in held] if name in ("I", "IK") else []
+            return list(self._cuts.residuals)
+        if name in ("I", "IK"):
+            return [t for t in self._cuts.read_by_w if t.name not in held]
+        return []
 
     def _computed(self, section: sections.Section) -> tuple[tf.Tensor, ...]:
         """Return what a section reads, arguments excepted."""
@@ -207,7 +246,7 @@ class CutBackward:
             values = {tensor.name: value for tensor, value in zip(read, flat, strict=False)}
             computed = iter(self._sections.compute(section, values))
             gradients = [_joined(gradient, computed) for gradient in raw]
-            return [*with_totals(flat[len(read) :], gradients), *computed]
+            return [*_with_totals(flat[len(read) :], gradients), *computed]
 
         function = tracing.trace(
             f"{_NAMES[name]}_{self._name}",
@@ -224,7 +263,7 @@ class CutBackward:
         )
 
 
-def with_totals(totals: Sequence[tf.Tensor], gradients: Sequence[RawGradient]) -> list[tf.Tensor]:
+def _with_totals(totals: Sequence[tf.Tensor], gradients: Sequence[RawGradient]) -> list[tf.Tensor]:
     """Return gradients, the first of them added to the totals so far."""
     return [
         *map(_added, totals, gradients),

@@ -6,7 +6,7 @@ is not used here.
 - The rule of one weight: `rule`; those of Keras `keras_rule`, others `adafactor`, `rmsprop`
 - Its rate: `learning_rates`; rates by group: `optimizer`
 - The update of a network: `update`, layer by layer `layer_programs`; decay, loss scale and averages
-  in `options`
+  in `update_options`
 """
 
 from lingvo_gpipe.optim.adafactor import Adafactor
@@ -18,10 +18,10 @@ from lingvo_gpipe.optim.learning_rates import (
     WarmupStaircase,
 )
 from lingvo_gpipe.optim.optimizer import Optimizer
-from lingvo_gpipe.optim.options import Average, LossScale, WeightDecay
 from lingvo_gpipe.optim.rmsprop import RMSProp
 from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 from lingvo_gpipe.optim.update import Updater
+from lingvo_gpipe.optim.update_options import Average, LossScale, WeightDecay
 
 __all__ = [
     "Adafactor",

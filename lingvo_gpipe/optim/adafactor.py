@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.optim import fields
+from lingvo_gpipe.optim import checks
 from lingvo_gpipe.optim.rule import Rule, RuleInputs, Shape, SlotSpec
 
 
@@ -49,7 +49,7 @@ class Adafactor(Rule):
     def __init__(self, params: Adafactor.Params) -> None:
         super().__init__(params)
         threshold = params.clip_threshold
-        fields.check(
+        checks.check(
             params,
             decay_exponent=(params.decay_exponent > 0.0, "more than 0, such as 0.8"),
             epsilon=(params.epsilon > 0.0, "more than 0, such as 1e-30"),

@@ -15,7 +15,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from tensorflow.types.experimental import PolymorphicFunction
 
-from lingvo_gpipe.optim import options
+from lingvo_gpipe.optim import update_options
 from lingvo_gpipe.optim.rule import Rule, RuleInputs
 
 Norms: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
@@ -198,7 +198,7 @@ def _update_function(
             new_weights.append(choose(scalars.finite, new, weight))
             new_slots += [choose(scalars.finite, changed[n], old) for n, old in old_slots.items()]
         new_averages = [
-            choose(scalars.finite, options.averaged(old, new, scalars.average_decay), old)
+            choose(scalars.finite, update_options.averaged(old, new, scalars.average_decay), old)
             for old, new in zip(old_averages, new_weights, strict=False)
         ]
         return new_weights + new_slots + new_averages

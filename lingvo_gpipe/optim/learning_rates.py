@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.optim import fields, keras_objects
+from lingvo_gpipe.optim import checks, keras_objects
 
 
 class LearningRate(hyperparams.Configurable):
@@ -70,7 +70,7 @@ class InverseSquareRoot(LearningRate):
 
     def __init__(self, params: InverseSquareRoot.Params) -> None:
         super().__init__(params)
-        fields.check(
+        checks.check(
             params,
             factor=(0.0 <= params.factor < math.inf, "0 or more"),
             units=(params.units >= 1, "1 or more"),
@@ -114,7 +114,7 @@ class WarmupStaircase(LearningRate):
 
     def __init__(self, params: WarmupStaircase.Params) -> None:
         super().__init__(params)
-        fields.check(
+        checks.check(
             params,
             peak=(0.0 <= params.peak < math.inf, "0 or more"),
             warmup_steps=(params.warmup_steps >= 0, "0 or more"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.optim import fields
+from lingvo_gpipe.optim import checks
 from lingvo_gpipe.optim.rule import Rule, RuleInputs, SlotSpec
 
 
@@ -36,7 +36,7 @@ class RMSProp(Rule):
 
     def __init__(self, params: RMSProp.Params) -> None:
         super().__init__(params)
-        fields.check(
+        checks.check(
             params,
             decay=(0.0 <= params.decay < 1.0, "0 or more, and less than 1"),
             momentum=(0.0 <= params.momentum < 1.0, "0 or more, and less than 1"),

@@ -17,7 +17,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, packing
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.optim import options
+from lingvo_gpipe.optim import update_options
 from lingvo_gpipe.optim.layer_programs import (
     LayerPrograms,
     LayerWeights,
@@ -27,8 +27,8 @@ from lingvo_gpipe.optim.layer_programs import (
     choose,
 )
 from lingvo_gpipe.optim.optimizer import Optimizer
-from lingvo_gpipe.optim.options import Average, LossScale, WeightDecay
 from lingvo_gpipe.optim.rule import SlotSpec
+from lingvo_gpipe.optim.update_options import Average, LossScale, WeightDecay
 
 
 class Updater(hyperparams.Configurable):
@@ -315,7 +315,7 @@ class Updater(hyperparams.Configurable):
                 new = choose(scalars.finite, tf.cast(value, old.dtype), old)
                 pairs.append((self._state[path], new))
                 if path in means:
-                    mean = options.averaged(means[path], new, scalars.average_decay)
+                    mean = update_options.averaged(means[path], new, scalars.average_decay)
                     mean = choose(scalars.finite, mean, means[path])
                     pairs.append((self.averages[path], mean))
         packing.assign(pairs)

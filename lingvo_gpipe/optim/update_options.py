@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lingvo_gpipe import hyperparams
-from lingvo_gpipe.optim import fields
+from lingvo_gpipe.optim import checks
 
 # A scale beyond this has no use, and doubling it without end would overflow.
 _LARGEST_SCALE = 2.0**40
@@ -43,7 +43,7 @@ class LossScale(hyperparams.Configurable):
 
     def __init__(self, params: LossScale.Params) -> None:
         super().__init__(params)
-        fields.check(
+        checks.check(
             params,
             initial=(1.0 <= params.initial <= _LARGEST_SCALE, f"1 to {_LARGEST_SCALE:,.0f}"),
             growth_steps=(params.growth_steps >= 1, "1 or more"),
@@ -99,7 +99,7 @@ class Average(hyperparams.Configurable):
 
     def __init__(self, params: Average.Params) -> None:
         super().__init__(params)
-        fields.check(params, decay=(0.0 <= params.decay < 1.0, "0 or more, and less than 1"))
+        checks.check(params, decay=(0.0 <= params.decay < 1.0, "0 or more, and less than 1"))
 
     def decay(self, step: tf.Tensor) -> tf.Tensor:
         """Return the share of the old average in the new one after update `step`, float32."""

@@ -7,6 +7,7 @@ written, because later versions must restore old checkpoints.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 
@@ -110,9 +111,9 @@ def parts(
 ) -> dict[str, Part]:
     """Return key → part of the whole variable, for the variables of layers in slices.
 
-    The variable `rest` of a layer `X` is `X_n/rest` in slice n. Where a slot is not of its weight's
-    shape (row and column of Adafactor), the slots of that weight have keys of their own for each
-    slice, which end in TensorFlow's `shape_and_slice`: they fit no other slices.
+    The variable `rest` of a layer `X` is `X_n/rest` in slice n. A slot that is not of its weight's
+    shape in every slice (row and column of Adafactor) has a key of its own for each slice, which
+    ends in TensorFlow's `shape_and_slice`: it fits no other slices, unless it is a scalar.
 
     Args:
         params: params of the network.
@@ -142,11 +143,12 @@ def parts(
             part_of[path] = Part.along(whole, shape, axis, first, spec.shape[axis])
             firsts[whole] = first + spec.shape[axis]
     slots = {} if updater is None else updater.slots
-    apart = {
-        part_of[path].key
-        for (path, _), value in slots.items()
-        if path in part_of and tuple(value.shape) != specs[path].shape
-    }
+    num_slices = collections.Counter(part.key for part in part_of.values())
+    num_divided = collections.Counter(
+        (part_of[path].key, name)
+        for (path, name), value in slots.items()
+        if path in part_of and tuple(value.shape) == specs[path].shape
+    )
     part_of_key = {
         key(path): dataclasses.replace(part, key=key(part.key))
         for path, part in part_of.items()
@@ -156,7 +158,7 @@ def parts(
         if (part := part_of.get(path)) is None:
             continue
         whole_key = slot(part.key, name)
-        if part.key not in apart:
+        if num_divided[part.key, name] == num_slices[part.key]:
             part_of_key[slot(path, name)] = dataclasses.replace(part, key=whole_key)
         elif specs[path].shape == part.shape:
             part_of_key[slot(path, name)] = Part(whole_key, tuple(value.shape))

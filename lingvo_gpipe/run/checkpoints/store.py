@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
@@ -280,11 +280,14 @@ def restore(
             if whole:
                 files.params_text(prefix)
             saved = SavedValues(prefix)
-            pairs = [
-                (parts.get(key) or Part(key, tuple(variable.shape)), variable)
-                for key, variable in variables.items()
-            ]
-            _check(saved, pairs, prefix, whole=whole)
+            pairs, used = [], set[str]()
+            for key, variable in variables.items():
+                part = parts.get(key) or Part(key, tuple(variable.shape))
+                if not part.shape and (alike := _of_other_slices(saved, part.key)):
+                    used.update(alike)
+                    part = Part(alike[0], ())
+                pairs.append((part, variable))
+            _check(saved, pairs, prefix, used if whole else saved.shapes)
             saved.assign(pairs)
             return Restored(prefix, files.step_of(prefix), tuple(torn))
         except files.DamagedError as error:
@@ -293,6 +296,16 @@ def restore(
     if first is not None:
         raise first
     return None
+
+
+def _of_other_slices(saved: SavedValues, key: str) -> list[str]:
+    """Return the keys of a scalar slot in other slices, if all of them have one value."""
+    if key in saved.shapes:
+        return []
+    slot = key.rpartition("/")[0] if keys.is_of_a_slice(key) else key
+    others = [k for k in saved.shapes if k == slot or k.startswith(f"{slot}/")]
+    values = {saved.read(k).tobytes() for k in others if not saved.shapes[k]}
+    return others if len(values) == 1 else []
 
 
 def restore_matching(
@@ -329,8 +342,7 @@ def _check(
     saved: SavedValues,
     pairs: Sequence[tuple[Part, packing.Variable]],
     prefix: str,
-    *,
-    whole: bool,
+    unused: Collection[str],
 ) -> None:
     """Refuse a checkpoint whose keys, shapes or dtypes are not those of the variables.
 
@@ -338,11 +350,11 @@ def _check(
         saved: its values.
         pairs: part of a saved value, and the variable that receives it.
         prefix: its prefix.
-        whole: whether each saved value needs a variable.
+        unused: keys that need no variable.
     """
     wanted = {part.key for part, _ in pairs}
     missing = wanted - saved.shapes.keys()
-    extra = saved.shapes.keys() - wanted if whole else set[str]()
+    extra = saved.shapes.keys() - wanted - set(unused)
     if divided := sorted(key for key in missing | extra if keys.is_of_a_slice(key)):
         raise errors.CheckpointError(
             f"{prefix} is of other slices: {divided[0]} is not of its weight's shape, so it cannot "

@@ -66,7 +66,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     many: Size = Size(3, 768, 4, 192)
     deep: Size = Size(6, 384, 2, 192)
-    steps: int = 1_600
+    steps: int = 3_200
     many_steps: int = 4_000
     many_hours: float = 5.0
     tuning_steps: int = 400

@@ -29,7 +29,6 @@ from lingvo_gpipe.layers.trials import Values
 from lingvo_gpipe.nests import Nest, SpecNest
 
 _KNOWN = ("keras.", "keras_hub.")  # a user's own class may keep more than its variables
-_TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,10 +240,8 @@ class MetricSums(hyperparams.Opaque):
         zeros = self._zeros()
         once = self._after(zeros, values)
         twice = self._after(once, values)
-        return trials.adds_up(
-            lambda part: self._after(zeros, part), values, absolute=_TOLERANCE
-        ) and all(
-            np.allclose(after - before, before, _TOLERANCE, _TOLERANCE)
+        return trials.adds_up(lambda part: self._after(zeros, part), values, absolute=1e-5) and all(
+            np.allclose(after - before, before, 1e-4, 1e-5)
             for before, after in zip(once, twice, strict=True)
         )
 

@@ -54,7 +54,7 @@ def on_examples(
             raise
         except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
             failures.append(error)
-    raise failures[-2]
+    raise failures[-2]  # with all positions, and the integers that most functions take
 
 
 def _few(

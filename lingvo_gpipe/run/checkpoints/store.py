@@ -303,7 +303,11 @@ def _of_other_slices(saved: SavedValues, key: str) -> list[str]:
     if key in saved.shapes:
         return []
     slot = key.rpartition("/")[0] if keys.is_of_a_slice(key) else key
-    others = [k for k in saved.shapes if k == slot or k.startswith(f"{slot}/")]
+    others = [
+        other
+        for other in saved.shapes
+        if other == slot or (other.startswith(f"{slot}/") and keys.is_of_a_slice(other))
+    ]
     values = {saved.read(k).tobytes() for k in others if not saved.shapes[k]}
     return others if len(values) == 1 else []
 

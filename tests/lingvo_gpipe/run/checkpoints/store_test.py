@@ -252,6 +252,23 @@ def test_another_networks_checkpoint_is_refused_with_what_differs(tmp_path: path
     np.testing.assert_equal(values(objects), before)
 
 
+@pytest.mark.parametrize("kept", [0.5, 0.25])
+def test_a_scalar_that_all_slices_keep_alike_goes_on_in_other_slices(
+    tmp_path: pathlib.Path, kept: float
+) -> None:
+    slices = {"slots/a/w/product/4 0,1": 0.5, "slots/a/w/product/4 1,3": kept}
+    saved_ones = {key: tf.Variable(value) for key, value in slices.items()}
+    checkpoints.Checkpoints(str(tmp_path), saved_ones).save(1)
+    whole = {"slots/a/w/product": tf.Variable(0.0)}
+    saver = checkpoints.Checkpoints(str(tmp_path), whole)
+    if kept == 0.5:
+        saver.restore()
+        assert values(whole) == {"slots/a/w/product": 0.5}
+    else:
+        with pytest.raises(errors.CheckpointError, match=r"ckpt-1 is of other slices: slots/a/w/"):
+            saver.restore()
+
+
 def test_a_subset_restores_where_slots_are_not_wanted(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 5)
     objects = {k: v for k, v in network().items() if not k.startswith("slots/")}

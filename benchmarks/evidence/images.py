@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.runs import SittingOver, Trainer
+from benchmarks.evidence.runs import SittingOver, Trainer, core_minutes
 from lingvo_gpipe import keras_layers, layers, optim, pipelining
 from lingvo_gpipe.params.image import folder, reference, small
 from lingvo_gpipe.task import Task
@@ -112,7 +111,7 @@ class Comparison:
         for seed in plan.seeds:
             amoebanet = train(f"amoebanet/{seed}", self._amoebanet(self._images, steps), seed)
             resnet = train(f"resnet/{seed}", self._resnet(steps), seed)
-            longer = round(steps * _core_minutes(amoebanet) / _core_minutes(resnet))
+            longer = round(steps * core_minutes(amoebanet) / core_minutes(resnet))
             yield from (amoebanet, resnet)
             yield train(f"resnet_minutes/{seed}", self._resnet(longer), seed)
         steps = plan.pretraining_epochs * self._per_epoch(self._others)
@@ -195,10 +194,6 @@ def some_of(images: Path, number: int, seed: int, folder: Path) -> Path:
 
 def _count(images: Path) -> int:
     return sum(1 for path in (images / "train").glob("*/*"))
-
-
-def _core_minutes(logdir: Path) -> float:
-    return float(json.loads((logdir / "cost.json").read_text())["core_minutes"])
 
 
 def main() -> None:

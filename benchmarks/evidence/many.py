@@ -3,7 +3,8 @@
 `python -m benchmarks.evidence.many --text=FOLDER --folder=RUNS --minutes=N` goes on where it was
 stopped: with a model for each of twelve languages (two sizes, three rates of dropout, three seeds
 of the best), one for all 42 of the set, that one continued on each of the twelve, one that samples
-in proportion (T=1), and one that is deep. All stop at their best loss on `valid`.
+in proportion (T=1), and one that is deep, each for as many updates. Each run keeps the weights of
+its best loss on `valid`.
 
 FOLDER is what `unpack.py many all FOLDER` writes. `report` makes the tables and the picture.
 """
@@ -13,12 +14,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import SittingOver, Trainer, has_settled, losses
+from benchmarks.evidence.runs import SittingOver, Trainer, core_minutes, has_settled, losses
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -51,7 +51,7 @@ class Plan:
         steps: updates of a model of one language at most.
         many_steps: updates of a model of all languages until it is first asked whether its loss
             has settled; then a tenth more, again and again.
-        many_hours: after which it is not trained any more.
+        many_core_hours: after which it is not trained any more.
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all.
@@ -68,7 +68,7 @@ class Plan:
     deep: Size = Size(6, 384, 2, 192)
     steps: int = 3_200
     many_steps: int = 4_000
-    many_hours: float = 5.0
+    many_core_hours: float = 10.0
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)
     tokens: tuple[int, int] = (1_024, 4_096)
@@ -114,17 +114,18 @@ class Comparison:
     def together(self, kind: str = "many") -> Path:
         """Return the log directory of a model of all languages: many, proportional or deep.
 
-        It is trained until its loss has settled, or its hours are over.
+        The first is trained until its loss has settled or its hours are over, the others for as
+        many updates.
         """
         plan = self.plan
         size = plan.deep if kind == "deep" else plan.many
-        steps = plan.many_steps
+        steps = plan.many_steps if kind == "many" else losses(self.together())[-1].step
         while True:
             task = self._task(size, 0.1, steps, temperature=1.0 if kind == "proportional" else 5.0)
             task.train.save_interval_steps = -(-plan.many_steps // plan.evaluations)
             logdir = self._trainer.train(kind, task, 0)
-            hours = json.loads((logdir / "cost.json").read_text())["minutes"] / 60
-            if has_settled(losses(logdir)) or hours > plan.many_hours:
+            hours = core_minutes(logdir) / 60
+            if kind != "many" or has_settled(losses(logdir)) or hours > plan.many_core_hours:
                 return logdir
             steps += -(-steps // 10)
 

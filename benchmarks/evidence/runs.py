@@ -110,6 +110,11 @@ def losses(logdir: Path) -> list[scalars.Point]:
     return scalars.read(logdir / "eval")["log_perplexity"]
 
 
+def core_minutes(logdir: Path) -> float:
+    """Return the processor minutes that a run took so far."""
+    return float(json.loads((logdir / "cost.json").read_text())["core_minutes"])
+
+
 def has_settled(points: Sequence[scalars.Point]) -> bool:
     """Return whether the best loss fell by less than 1 % in the last tenth of the updates."""
     last = points[-1].step

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -67,6 +69,10 @@ def train(folder: str, told: Connection) -> None:
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
     """Forks processes that have imported everything and started nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The address of a socket has 107 bytes, fewer than a test's own folder in Bazel.
+        patch.setattr(tempfile, "tempdir", "/tmp")
+        multiprocessing.util.get_temp_dir()
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["lingvo_gpipe.run.loop", "tests.tiny_task"])
     return found

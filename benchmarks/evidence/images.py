@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.runs import SittingOver, Trainer, core_minutes
+from benchmarks.evidence.runs import Trainer, core_minutes, sit
 from lingvo_gpipe import keras_layers, layers, optim, pipelining
 from lingvo_gpipe.params.image import folder, reference, small
 from lingvo_gpipe.task import Task
@@ -204,11 +204,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
     options = parser.parse_args()
     trainer = Trainer(options.folder, options.minutes)
-    try:
-        for logdir in Comparison(Plan(), options.cifar10, options.tiny_imagenet, trainer).runs():
-            print(logdir, flush=True)
-    except SittingOver:
-        print("the sitting is over; the same command goes on")
+    sit(Comparison(Plan(), options.cifar10, options.tiny_imagenet, trainer).runs())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Are languages with little text translated better by one model of many languages?
 
 `python -m benchmarks.evidence.many --text=FOLDER --folder=RUNS --minutes=N` goes on where it was
-stopped: with a model for each of twelve languages (two sizes, three rates of dropout, three seeds
-of the best), one for all 42 of the set, that one continued on each of the twelve, one that samples
-in proportion (T=1), and one that is deep, each for as many updates. Each run keeps the weights of
-its best loss on `valid`.
+stopped: with a model for all 42 languages of the set, a model for each of twelve (two sizes, three
+rates of dropout, three seeds of the best), the first continued on each of the twelve, one for all
+that samples in proportion (T=1), and a deep one, each for as many updates. Each run keeps the
+weights of its best loss on `valid`.
 
 FOLDER is what `unpack.py many all FOLDER` writes. `report` makes the tables and the picture.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import SittingOver, Trainer, core_minutes, has_settled, losses
+from benchmarks.evidence.runs import Trainer, core_minutes, has_settled, losses, sit
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -139,16 +139,18 @@ class Comparison:
         start = self.together() / "best"
         return self._trainer.train(f"continued/{code}", task, 0, start)
 
-    def scores(self) -> Iterator[tuple[str, str, Path]]:
-        """Yield (system, language or "all", folder of its translations and scores)."""
+    def scores(self) -> Iterator[Path]:
+        """Yield the folder of translations and scores of each run.
+
+        The model of all languages comes first, so that the first language can be compared.
+        """
+        score = self._trainer.score
+        yield score(self.together())
         for each in self.chosen:
-            for number, logdir in enumerate(self.alone(each.code)):
-                yield f"alone {number}", each.code, self._trainer.score(logdir)
-        yield "together", "all", self._trainer.score(self.together())
-        for each in self.chosen:
-            yield "continued", each.code, self._trainer.score(self.continued(each.code))
+            yield from map(score, self.alone(each.code))
+            yield score(self.continued(each.code))
         for kind in ("proportional", "deep"):
-            yield kind, "all", self._trainer.score(self.together(kind))
+            yield score(self.together(kind))
 
     def _task(
         self, size: Size, dropout: float, steps: int, pair: str = "", temperature: float = 1.0
@@ -192,7 +194,7 @@ class Comparison:
             ),
         )
         task.model.dtype = plan.dtype
-        task.eval.patience = 5 if is_one else None
+        task.eval.patience = 3 if is_one else None
         return task
 
 
@@ -205,12 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
     trainer = Trainer(options.folder, options.minutes)
-    comparison = Comparison(Plan(), chosen, options.text, trainer)
-    try:
-        for system, code, folder in comparison.scores():
-            print(system, code, folder, flush=True)
-    except SittingOver:
-        print("the sitting is over; the same command goes on")
+    sit(Comparison(Plan(), chosen, options.text, trainer).scores())
 
 
 if __name__ == "__main__":

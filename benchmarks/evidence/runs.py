@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.support import scalars
@@ -101,8 +101,19 @@ class Trainer:
             try:
                 return process.wait(timeout=max(1.0, self._ends_s - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGTERM)  # it saves a checkpoint
-                return process.wait() or 1
+                return 1
+            finally:
+                process.terminate()  # it saves a checkpoint
+
+
+def sit(lines: Iterable[object]) -> None:
+    """Print a comparison's lines as its runs are done, until its sitting is over or interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the trainer's process, too
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except (SittingOver, KeyboardInterrupt):
+        print("the sitting is over; the same command goes on")
 
 
 def losses(logdir: Path) -> list[scalars.Point]:

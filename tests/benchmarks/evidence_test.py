@@ -100,8 +100,8 @@ def test_sentences_of_the_training_text_are_left_out(text: Path) -> None:
 @pytest.mark.reliability_full
 def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path: Path) -> None:
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
-    for system, code, folder in many.Comparison(PLAN, CHOSEN, text, train).scores():
-        assert (folder / "test.tsv").exists(), (system, code)
+    for folder in many.Comparison(PLAN, CHOSEN, text, train).scores():
+        assert (folder / "test.tsv").exists(), folder
     many_report.report(text, tmp_path / "runs", tmp_path / "report", CHOSEN)
     with (tmp_path / "report/many_chrF.tsv").open(encoding="utf-8", newline="") as file:
         row, mean = csv.DictReader(file, delimiter="\t")

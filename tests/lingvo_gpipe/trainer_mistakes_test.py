@@ -48,7 +48,7 @@ def run(
             "ParamsError: --hosts goes with --mode=",
         ),
         (
-            ["--model=lab.Tiny", "--logdir=/x", "--num_replicas=3", "--num_micro_batches=2"],
+            ["--model=lab.Tiny", "--mode=plan", "--num_replicas=3", "--num_micro_batches=2"],
             "PartitionError: num_replicas=3, but a mini-batch has 2 micro-batches in all, so that ",
         ),
         (

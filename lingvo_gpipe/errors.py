@@ -118,6 +118,23 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     return [candidate for score, candidate in scored[:count] if score >= 0.6]
 
 
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return what a message says of a wrong name: the nearest right ones, or what there are.
+
+    >>> suggestion("nevr", ["never", "full"])
+    "nearest 'never'"
+    >>> suggestion("x", ["never", "full"])
+    "there are 'full', 'never'"
+    """
+    known = sorted(set(names))
+    near = nearest(name, known)
+    if near:
+        return f"nearest {', '.join(map(repr, near))}"
+    count = len(known) if len(known) <= 10 else 3
+    shown = ", ".join(map(repr, known[:count])) or "none"
+    return f"there are {shown}" + (f" and {len(known) - count} more" if known[count:] else "")
+
+
 def cause(error: Exception, caller: str) -> str:
     """Return an error of another's code and its place, on one line.
 

@@ -114,12 +114,10 @@ def _params(job: registry.Job) -> None:
     pattern = job.flags.fields or "*"
     lines = text.listed(job.task, pattern)
     if not lines:
-        near = errors.nearest(pattern.strip("*."), [path for path, _, _ in job.task.iter_paths()])
-        hint = (
-            f"nearest {', '.join(map(repr, near))}" if near else "without --fields, all are listed"
-        )
+        paths = [path for path, _, _ in job.task.iter_paths()]
         raise errors.ParamsError(
-            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths; {hint}"
+            f"no field of {job.model} matches {pattern!r}, a pattern of whole paths; "
+            f"{errors.suggestion(pattern.strip('*.'), paths)}. Without --fields, all are listed"
         )
     job.report("\n".join(lines))
 

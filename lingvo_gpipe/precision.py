@@ -44,11 +44,8 @@ def policy(name: str | None) -> Policy:
     if name is None:
         return POLICIES["float32"]
     if name not in POLICIES:
-        near = errors.nearest(name, POLICIES) or sorted(POLICIES)
-        raise errors.LayerError(
-            f"unknown precision policy {name!r}; nearest {', '.join(near)}. Use one of "
-            f"{', '.join(POLICIES)}"
-        )
+        near = errors.suggestion(name, POLICIES)
+        raise errors.LayerError(f"unknown precision policy {name!r}; {near}")
     return POLICIES[name]
 
 

@@ -53,7 +53,7 @@ class Model:
         sizes = [key for key in dir(self) if key[0] != "_" and type(getattr(self, key)) is int]
         if name not in sizes:
             raise errors.ParamsError(
-                f"{type(self).__name__} has no size {name!r}{_near(name, sizes)}"
+                f"{type(self).__name__} has no size {name!r}; {errors.suggestion(name, sizes)}"
             )
         other = copy.copy(self)
         setattr(other, name, value)
@@ -122,8 +122,7 @@ def mode(name: str, task: Task.Params) -> Mode:
     names = [each for each, (_, tasks) in _MODES.items() if isinstance(task, tasks)]
     if name not in names:
         raise errors.ParamsError(
-            f"{task.name or 'the task'} has no mode {name!r}{_near(name, names)}. Use one of "
-            f"{', '.join(names)}"
+            f"{task.name or 'the task'} has no mode {name!r}; {errors.suggestion(name, names)}"
         )
     return _MODES[name][0]
 
@@ -197,7 +196,8 @@ class Registry:
         if kind is not None:
             return kind
         names = self.names()
-        text = f"no model {name!r}{_near(name, names)}. --list_models shows all {len(names)}"
+        near = errors.suggestion(name, names)
+        text = f"no model {name!r}; {near}. --list_models shows all {len(names)}"
         broken = [f"\n    {where}: {why}" for where, why in self.broken.items()]
         if broken:
             text += ". Not looked into, since it cannot be imported:" + "".join(broken)
@@ -224,12 +224,6 @@ def _check_once(name: str, first: str, second: str) -> None:
             f"two packages have a model {name!r}: {first} and {second}. Rename one, or leave one "
             "package out"
         )
-
-
-def _near(name: str, names: Sequence[str]) -> str:
-    """Return the names most like `name`, for a message; none where no name is."""
-    near = errors.nearest(name, names)
-    return f"; nearest {', '.join(map(repr, near))}" if near else ""
 
 
 def _package(name: str, where: str) -> ModuleType:

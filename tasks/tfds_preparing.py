@@ -27,9 +27,8 @@ def builder_of(name: str, data_dir: str) -> Any:
     except tfds.core.DatasetNotFoundError:
         # TFDS' own message lists its whole catalogue.
         names = tfds.list_builders(with_community_datasets=False)
-        near = errors.nearest(re.split("[/:]", name)[0], names)
-        hint = f"nearest {', '.join(near)}" if near else f"it has {len(names)} others"
-        raise errors.InputError(f"TFDS has no dataset {name!r}; {hint}") from None
+        near = errors.suggestion(re.split("[/:]", name)[0], names)
+        raise errors.InputError(f"TFDS has no dataset {name!r}; {near}") from None
     except Exception as error:  # also those of protobuf, for a file that is cut short
         raise errors.InputError(f"TFDS dataset {name!r}: {one_line(error)}") from error
 

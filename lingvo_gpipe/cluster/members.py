@@ -171,10 +171,9 @@ def _checked(
     """Return the cluster of job → addresses, and its member, both checked."""
     for job in (*addresses, member.job):
         if job not in JOBS:
-            near = errors.nearest(job, JOBS) or JOBS
             raise errors.DeviceError(
-                f"{where}: there is no job {job!r}; nearest {near[0]!r}. Name one chief, and "
-                "workers"
+                f"{where}: there is no job {job!r}; {errors.suggestion(job, JOBS)}. Name one "
+                "chief, and workers"
             )
     chiefs, workers = (addresses.get(job, ()) for job in JOBS)
     if len(chiefs) != 1:

@@ -57,9 +57,8 @@ class Flags(argparse.ArgumentParser):
         values, rest = self.parse_known_args(arguments)
         for argument in rest:
             name = argument.partition("=")[0]
-            near = errors.nearest(name, self._option_string_actions)
-            hint = f"nearest {', '.join(near)}. " if near else ""
-            raise errors.ParamsError(f"unknown flag {name}; {hint}--help lists all flags")
+            near = errors.suggestion(name, self._option_string_actions)
+            raise errors.ParamsError(f"unknown flag {name}; {near}. --help lists all flags")
         for name, value in vars(values).items():
             if value == "":
                 raise errors.ParamsError(f"--{name}= is empty. Give a value, or leave it out")

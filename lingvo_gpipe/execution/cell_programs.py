@@ -413,9 +413,8 @@ def _check_collected(info: network.LayerInfo, collected: Collected, training: bo
                 )
         for name in added:
             if name not in declared:
-                near = errors.nearest(name, declared) or declared
                 raise errors.LayerError(
                     f"{info.name}: its fprop added the {kind} {name!r}, which its Meta does not "
-                    f"declare; nearest {', '.join(near) or 'none'}. Declare it, or it would be "
+                    f"declare; {errors.suggestion(name, declared)}. Declare it, or it would be "
                     "ignored"
                 )

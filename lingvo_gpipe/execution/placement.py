@@ -50,10 +50,7 @@ def place(
         available = [device.name for device in tf.config.list_logical_devices()]
     present = list(map(short, available))
     if kind not in KINDS:
-        near = errors.nearest(kind, KINDS) or KINDS
-        raise errors.DeviceError(
-            f"unknown placement {kind!r}; nearest {near[0]!r}. Use one of {', '.join(KINDS)}"
-        )
+        raise errors.DeviceError(f"unknown placement {kind!r}; {errors.suggestion(kind, KINDS)}")
     wanted = num_replicas * num_devices
     if names is not None:
         return _named(num_devices, num_replicas, names, present)
@@ -130,9 +127,8 @@ def _named(
         )
     for name in names:
         if short(name) not in present:
-            near = errors.nearest(name, present) or present[:3]
             raise errors.DeviceError(
-                f"there is no device {name!r}; nearest {', '.join(near)}. "
+                f"there is no device {name!r}; {errors.suggestion(name, present)}. "
                 "tf.config.list_logical_devices() lists them"
             )
     return tuple(map(short, names))

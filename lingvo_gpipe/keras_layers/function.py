@@ -192,8 +192,8 @@ class KerasFunction:
         known = variables.sublayers(self.made)
         for path in paths:
             if path not in known:
-                near = errors.nearest(path, known) or sorted(known)
-                raise self._refused(f"no sublayer {path!r} to freeze; nearest {', '.join(near)}")
+                near = errors.suggestion(path, known)
+                raise self._refused(f"no sublayer {path!r} to freeze; {near}")
             known[path].trainable = False
 
     def regularization(self, weights: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:

@@ -125,8 +125,8 @@ def from_keras_model(
         fields[id(tensor)] = renamed.pop(name, renamed.pop(tensor.name, name))
     if renamed:
         wanted = next(iter(renamed))
-        near = errors.nearest(wanted, fields.values()) or list(fields.values())
-        raise errors.LayerError(f"{model.name} has no input {wanted!r}; nearest {', '.join(near)}")
+        near = errors.suggestion(wanted, fields.values())
+        raise errors.LayerError(f"{model.name} has no input {wanted!r}; {near}")
     streams = dict(fields)
     cutter.taken.update(fields.values())
     cutter.cut(graph, streams)

@@ -448,10 +448,9 @@ def _filled(argument: Any, values: Mapping[str, Nest]) -> Any:
     if isinstance(argument, dict):
         if set(argument) == {READ}:
             if argument[READ] not in values:
-                near = errors.nearest(argument[READ], values) or sorted(values)
                 raise errors.LayerError(
-                    f"an argument reads {argument[READ]!r}, which is not in reads; nearest "
-                    f"{', '.join(near)}"
+                    f"an argument reads {argument[READ]!r}, which is not in reads; "
+                    f"{errors.suggestion(argument[READ], values)}"
                 )
             return values[argument[READ]]
         if "class_name" in argument:

@@ -176,9 +176,8 @@ def assign(calls: Mapping[str, keras.Operation], values: Mapping[str, Value]) ->
 def _value(path: str, shape: tuple[int, ...], values: Mapping[str, Value]) -> np.ndarray[Any, Any]:
     """Return the value at a path, as an array of this shape."""
     if path not in values:
-        near = errors.nearest(path, values) or sorted(values)[:3]
         raise errors.LayerError(
-            f"there is no value {path!r} for the Keras model; nearest {', '.join(near) or 'none'}. "
+            f"there is no value {path!r} for the Keras model; {errors.suggestion(path, values)}. "
             "Use those of a pipeline that from_keras_model made of this model"
         )
     held = values[path]

@@ -262,10 +262,9 @@ class Layer(tf.Module, hyperparams.Configurable):
             paths = [v.path for v in meta.variables]
             unknown = sorted(set(self.tie) - set(paths))
             if unknown:
-                near = errors.nearest(unknown[0], paths)
+                near = errors.suggestion(unknown[0], paths)
                 raise errors.LayerError(
-                    f"{describe(self)}: tie: no variable {unknown[0]!r}; nearest "
-                    f"{', '.join(near) or sorted(paths)}"
+                    f"{describe(self)}: tie: no variable {unknown[0]!r}; {near}"
                 )
             compute = self.policy.compute
             variables = tuple(

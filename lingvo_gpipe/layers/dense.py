@@ -37,10 +37,10 @@ def activation_function(params: Layer.Params, name: str) -> Callable[[tf.Tensor]
         LayerError: Keras has none, or it needs more arguments.
     """
     if name not in _FUNCTIONS:
-        near = errors.nearest(name, _FUNCTIONS) or sorted(_FUNCTIONS)
         raise errors.LayerError(
-            f"{base.describe(params)}: no activation {name!r}; nearest {', '.join(near)}. Set its "
-            "field activation to one of keras.activations that takes x alone and keeps its shape"
+            f"{base.describe(params)}: no activation {name!r}; "
+            f"{errors.suggestion(name, _FUNCTIONS)}. Set its field activation to one of "
+            "keras.activations that takes x alone and keeps its shape"
         )
     return _FUNCTIONS[name]
 

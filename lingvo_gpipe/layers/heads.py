@@ -191,10 +191,9 @@ def field_of(fields: dict[str, Nest], name: str) -> tf.Tensor:
         LayerError: there is no such field.
     """
     if name not in fields:
-        near = errors.nearest(name, fields) or sorted(fields)
         raise errors.LayerError(
-            f"a loss is weighted by {name!r}, which is not a field of the mini-batch; nearest "
-            f"{', '.join(near)}. Read the field itself, under its own name"
+            f"a loss is weighted by {name!r}, which is not a field of the mini-batch; "
+            f"{errors.suggestion(name, fields)}. Read the field itself, under its own name"
         )
     return tf.nest.flatten(fields[name])[0]
 

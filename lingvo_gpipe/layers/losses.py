@@ -407,8 +407,7 @@ def _class_of(name: str) -> type[keras.losses.Loss]:
     for kind in kinds.values():
         if kind.__name__.lower() == joined:
             return kind
-    near = errors.nearest(name, kinds) or list(kinds)[:3]
     raise errors.LayerError(
-        f"no Keras loss {name!r}; nearest {', '.join(near)}. Name a class of keras.losses, or set "
-        "the class itself"
+        f"no Keras loss {name!r}; {errors.suggestion(name, kinds)}. Name a class of keras.losses, "
+        "or set the class itself"
     )

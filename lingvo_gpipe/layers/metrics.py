@@ -102,8 +102,7 @@ def _metric_object(name: str, config: str) -> keras.Metric:
             return keras.metrics.get({"class_name": name, "config": json.loads(config)})
     except (ValueError, TypeError) as error:
         names = [n for n in dir(keras.metrics) if n[0].isupper()]
-        near = errors.nearest(name, names)
-        hint = f"; nearest {', '.join(near)}" if near and name not in names else ""
+        hint = "" if name in names else f"; {errors.suggestion(name, names)}"
         raise errors.LayerError(
             f"no Keras metric {name}({config}){hint}. Give the name of its class and its arguments"
         ) from error

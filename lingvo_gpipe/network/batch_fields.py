@@ -112,10 +112,9 @@ def by_name(
     for name in sorted({*values} ^ {*names}):
         if name in names:
             raise errors.InputError(f"{what} has no {name!r}. Give a value for each of them")
-        near = errors.nearest(name, names) or sorted(names)[:3]
         raise errors.InputError(
-            f"{what} names {name!r}, which the network does not have; nearest "
-            f"{', '.join(near) or 'none'}"
+            f"{what} names {name!r}, which the network does not have; "
+            f"{errors.suggestion(name, names)}"
         )
     return {
         name: value if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)

@@ -171,10 +171,9 @@ def _in_slices(params: PipelineParams, layers: list[base.Layer.Params]) -> list[
         changed.append(layer if number is None else slicing.in_slices(layer, number))
     for pattern in unused:
         names = [layer.name for layer in layers if isinstance(layer, slicing.SlicedParams)]
-        near = errors.nearest(pattern.strip("*"), names) or names[:3]
         raise errors.LayerError(
-            f"slices: pattern {pattern!r} matches no layer; nearest of those that can be divided: "
-            f"{', '.join(near) or 'none'}"
+            f"slices: pattern {pattern!r} matches no layer; of those that can be divided, "
+            f"{errors.suggestion(pattern.strip('*'), names)}"
         )
     return changed
 

@@ -64,9 +64,9 @@ def resolve(
         _check_statistics(pattern, matches, specs)
         if not matches and not fnmatch.filter(borrowed, pattern):
             paths_of_all = [*specs, *borrowed]
-            near = errors.nearest(pattern, paths_of_all) or sorted(paths_of_all)[:3]
             raise errors.LayerError(
-                f"frozen pattern {pattern!r} matches no variable; nearest {', '.join(near)}"
+                f"frozen pattern {pattern!r} matches no variable; "
+                f"{errors.suggestion(pattern, paths_of_all)}"
             )
     return Variables(specs, owner, tuple(paths))
 
@@ -120,10 +120,9 @@ def _tied(spec: base.VariableSpec, specs: Mapping[str, base.VariableSpec]) -> ba
                 f"{spec.path} is whole, but tied to {spec.tie!r}, which is in slices "
                 f"({owner}_0/{rest}, …). Divide both into equal slices, or neither"
             )
-        near = errors.nearest(str(spec.tie), specs) or sorted(specs)[:3]
         raise errors.LayerError(
             f"{spec.path} is tied to {spec.tie!r}, but no layer owns a variable of this path; "
-            f"nearest {', '.join(map(repr, near))}"
+            f"{errors.suggestion(str(spec.tie), specs)}"
         )
     if (shared.shape, shared.dtype) != (spec.shape, spec.dtype):
         raise errors.LayerError(

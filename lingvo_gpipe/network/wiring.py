@@ -154,10 +154,9 @@ def wire(nodes: Sequence[Node], fields: Iterable[str], outputs: Sequence[str] = 
 def _leaving(wanted: Sequence[str], current: dict[str, int]) -> dict[str, int]:
     for name in wanted:
         if name not in current:
-            near = errors.nearest(name, current) or sorted(current)
             raise errors.LayerError(
-                f"output {name!r} is neither a field nor written by a layer; nearest "
-                f"{', '.join(map(repr, near))}. Correct the network's outputs"
+                f"output {name!r} is neither a field nor written by a layer; "
+                f"{errors.suggestion(name, current)}. Correct the network's outputs"
             )
     return {name: current[name] for name in wanted}
 
@@ -166,10 +165,9 @@ def _unknown(name: str, node: Node, rest: Sequence[Node], current: Collection[st
     later = next((n for n in rest if name in n.writes), None)
     if later is not None and later is not node:
         return f"{node.name} reads {name!r}, which only {later.name} after it writes. Move it up"
-    near = errors.nearest(name, current) or sorted(current)
     return (
         f"{node.name} reads {name!r}, which no field or layer before it writes; "
-        f"nearest {', '.join(map(repr, near))}"
+        f"{errors.suggestion(name, current)}"
     )
 
 

@@ -38,11 +38,7 @@ def make(
     }
     what = "optimizer" if base.__name__ == "Optimizer" else "learning rate schedule"
     if name not in classes:
-        near = errors.nearest(name, classes)
-        raise errors.ParamsError(
-            f"no Keras {what} {name!r}; "
-            + (f"nearest {', '.join(near)}" if near else f"there are {', '.join(sorted(classes))}")
-        )
+        raise errors.ParamsError(f"no Keras {what} {name!r}; {errors.suggestion(name, classes)}")
     keras_references.check(config, f"no Keras {what} {name}", errors.ParamsError)
     kind = classes[name] if mixin is None else type(name, (classes[name], mixin), {})
     try:

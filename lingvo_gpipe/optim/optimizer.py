@@ -88,7 +88,7 @@ class Optimizer(hyperparams.Configurable):
 
 def _check_matches(pattern: str, paths: Sequence[str]) -> None:
     if not fnmatch.filter(paths, pattern):
-        nearest = errors.nearest(pattern.strip("*"), paths) or sorted(paths)[:3]
         raise errors.ParamsError(
-            f"optimizer.groups: pattern {pattern!r} matches no weight; nearest {', '.join(nearest)}"
+            f"optimizer.groups: pattern {pattern!r} matches no weight; "
+            f"{errors.suggestion(pattern.strip('*'), paths)}"
         )

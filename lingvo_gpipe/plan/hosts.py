@@ -93,10 +93,9 @@ def parse(text: str) -> Hosts:
     for part in rest:
         name, _, size = part.partition("=")
         if name not in _SIZES or name in sizes:
-            near = errors.nearest(name, _SIZES) or _SIZES
             raise errors.ParamsError(
                 f"--hosts={text[:60]}: {part[:30]!r} is not one of {', '.join(_SIZES)}, once; "
-                f"nearest {near[0]!r}. Write {_EXAMPLE}"
+                f"{errors.suggestion(name, _SIZES)}. Write {_EXAMPLE}"
             )
         read = units.parse_count if name == "flops" else units.parse_size
         sizes[name] = read(size.removesuffix("/s"))

@@ -191,10 +191,9 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
     ):
         for name in names:
             if name not in allowed:
-                near = errors.nearest(name, allowed) or allowed
                 raise errors.ParamsError(
-                    f"{path} names {name!r}, which the network does not compute; nearest "
-                    f"{', '.join(map(repr, near)) or 'none: no layer computes a metric'}"
+                    f"{path} names {name!r}, which the network does not compute; "
+                    f"{errors.suggestion(name, allowed)}"
                 )
 
 

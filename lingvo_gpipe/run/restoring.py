@@ -140,10 +140,10 @@ def _matching(patterns: Sequence[str], paths: Collection[str]) -> tuple[str, ...
         matching = {path for path in paths if fnmatch.fnmatchcase(path, pattern)}
         if not matching:
             known = [*paths, *{path.split("/")[0] for path in paths}]
-            near = errors.nearest(pattern.rstrip("/*"), known) or sorted(paths)[:3]
+            near = errors.suggestion(pattern.rstrip("/*"), known)
             raise errors.ParamsError(
-                f"train.start.without names {pattern!r}, which matches no variable; nearest "
-                f"{', '.join(map(repr, near))}. Patterns match whole paths: NAME/* is a layer"
+                f"train.start.without names {pattern!r}, which matches no variable; {near}. "
+                "Patterns match whole paths: NAME/* is a layer"
             )
         matches |= matching
     return tuple(path for path in paths if path in matches)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 
 from lingvo_gpipe import text_file
-from lingvo_gpipe.errors import ScheduleError, nearest
+from lingvo_gpipe.errors import ScheduleError, suggestion
 from lingvo_gpipe.schedule.named import SCHEDULES
 from lingvo_gpipe.schedule.table import Slot, Table
 
@@ -59,11 +59,9 @@ def make(
     elif "," in spec or "\n" in spec or _looks_like_slot(spec):
         table, source = Table.from_text(spec), "the schedule's text"
     else:
-        near = nearest(spec, SCHEDULES, count=1)
-        hint = f"; nearest {near[0]!r}" if near else ""
         raise ScheduleError(
-            f"unknown schedule {spec[:40]!r}{hint}. Use {', '.join(SCHEDULES)}, a table's text "
-            "such as '0F0,0B0', or @FILE with one"
+            f"unknown schedule {spec[:40]!r}; {suggestion(spec, SCHEDULES)}. Use a name, a table's "
+            "text such as '0F0,0B0', or @FILE with one"
         )
     if table.num_devices != num_devices:
         raise ScheduleError(

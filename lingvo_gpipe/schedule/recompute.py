@@ -36,10 +36,9 @@ def policies(text: str, num_cells: int) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(","))
     for part in parts:
         if part not in POLICIES:
-            near = errors.nearest(part, POLICIES) or POLICIES
             raise errors.LayerError(
-                f"unknown recompute policy {part!r}; nearest {near[0]!r}. Use "
-                f"{', '.join(POLICIES)}, or one for each cell separated by commas"
+                f"unknown recompute policy {part!r}; {errors.suggestion(part, POLICIES)}. Use one "
+                "for all cells, or one for each cell separated by commas"
             )
     if len(parts) not in (1, num_cells):
         raise errors.LayerError(

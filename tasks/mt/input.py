@@ -162,10 +162,8 @@ class Translation(Input):
         available = self.records.pairs
         for pair in self.params.pairs:
             if pair not in available:
-                near = errors.nearest(pair, available) or available[:3]
-                raise errors.InputError(
-                    f"{self.records.folder} has no pair {pair!r}; nearest {', '.join(near)}"
-                )
+                near = errors.suggestion(pair, available)
+                raise errors.InputError(f"{self.records.folder} has no pair {pair!r}; {near}")
         return tuple(self.params.pairs) or available
 
     def batches(self, seed: int, position: int = 0) -> Batches:

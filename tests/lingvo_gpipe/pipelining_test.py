@@ -408,7 +408,7 @@ def test_arguments_by_name_are_checked_and_numbers_are_taken() -> None:
         ({"loss_weights": {}}, "loss_weights has no 'loss'"),
         (
             {"loss_weights": {"loss": 8.0, "los": 1.0}},
-            "loss_weights names 'los', which the network does not have; nearest loss",
+            "loss_weights names 'los', which the network does not have; nearest 'loss'",
         ),
         (
             {"accumulators": {"dense/kernel": tf.zeros([3, 1])}},

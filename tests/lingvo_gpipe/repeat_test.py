@@ -196,7 +196,7 @@ def test_help_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--seeds=1"], "the trainer's flags are missing after --. Write python -m"),
         (["--seeds=1", "--model=m"], "unknown flag --model"),
-        (["--", "--modle=m", "--logdir=x"], "unknown flag --modle; nearest --mode, --model"),
+        (["--", "--modle=m", "--logdir=x"], "unknown flag --modle; nearest '--mode', '--model'"),
         (["--", "--model=m"], "--logdir=FOLDER is missing after --"),
         (["--", "--logdir=x", "--seed=3"], "each run has its own --seed and --mode"),
         (["--seeds=1,x", "--", "--logdir=x"], "--seeds=1,x are not different whole numbers"),

@@ -26,7 +26,7 @@ def run(
         (["--list_models=x*"], "ParamsError: no model matches 'x*'. --list_models shows all"),
         (["--model=lab.Tony"], "ParamsError: no model 'lab.Tony'; nearest 'lab.Tiny'"),
         ([], "ParamsError: --model=NAME is missing. --list_models shows all names"),
-        (["--modle=x"], "ParamsError: unknown flag --modle; nearest --mode, --model"),
+        (["--modle=x"], "ParamsError: unknown flag --modle; nearest '--mode', '--model'"),
         (["--mode="], "ParamsError: --mode= is empty. Give a value, or leave it out"),
         (["--model=lab.Tiny"], "ParamsError: --logdir=FOLDER is missing: the run's folder of"),
         (["--model=lab.Tiny", "--data=real"], "ParamsError: argument --data: invalid choice: 'r"),

@@ -51,10 +51,8 @@ class SavedValues:
             CheckpointError: there is none of this key, or it cannot be read.
         """
         if key not in self.shapes:
-            near = errors.nearest(key, self.shapes) or sorted(self.shapes)[:3]
-            raise errors.CheckpointError(
-                f"{self._prefix} has no {key!r}; nearest {', '.join(near)}"
-            )
+            near = errors.suggestion(key, self.shapes)
+            raise errors.CheckpointError(f"{self._prefix} has no {key!r}; {near}")
         with self._reading(), tf.device("CPU:0"):
             (value,) = self._restored([Part(key, self.shapes[key])], [self._dtypes[key]])
             array: Array = value.numpy()

@@ -240,10 +240,8 @@ def _make(params: Operation.Params, channels: int | None) -> list[layers.Layer.P
     for pattern, make in _OPERATIONS.items():
         if match := re.fullmatch(pattern, params.operation):
             return make(params, channels, *match.groups())
-    near = errors.nearest(params.operation, _NAMES) or _NAMES
-    raise errors.LayerError(
-        f"{base.describe(params)}: no operation {params.operation!r}; nearest {', '.join(near)}"
-    )
+    near = errors.suggestion(params.operation, _NAMES)
+    raise errors.LayerError(f"{base.describe(params)}: no operation {params.operation!r}; {near}")
 
 
 def _none(params: Operation.Params, channels: int | None) -> list[layers.Layer.Params]:

@@ -157,9 +157,9 @@ class Preparation(hyperparams.Configurable):
             )
         for pair in pairs:
             if pair not in available:
-                near = errors.nearest(pair, available) or sorted(available)[:3]
+                near = errors.suggestion(pair, available)
                 raise errors.InputError(
-                    f"no corpus has the pair {pair!r} in split {split!r}; nearest {', '.join(near)}"
+                    f"no corpus has the pair {pair!r} in split {split!r}; {near}"
                 )
         return tuple(dict.fromkeys(pairs))
 

@@ -28,10 +28,14 @@ def test_flags_have_their_kinds_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--mots=3"], "unknown flag --mots; nearest --most. --help lists all flags"),
+        (["--mots=3"], "unknown flag --mots; nearest '--most'. --help lists all flags"),
         (["--most=few"], "argument --most: invalid int value: 'few'. --help lists all flags"),
         (["--name"], "argument --name: expected one argument. --help lists all flags"),
-        (["three"], "unknown flag three; --help lists all flags"),
+        (
+            ["three"],
+            "unknown flag three; there are '--aloud', '--help', '--most', '--name', '--skip', "
+            "'-h'. --help lists all flags",
+        ),
         (["--name="], "--name= is empty. Give a value, or leave it out"),
     ],
 )

@@ -420,12 +420,12 @@ def test_an_impure_layer_is_refused(kind: str, operation: str) -> None:
         (
             {"declares": ("right",), "gives": ("right", "rigth")},
             "odd: its fprop added the loss 'rigth', which its Meta does not declare; nearest "
-            "right. Declare it, or it would be ignored",
+            "'right'. Declare it, or it would be ignored",
         ),
         (  # the last layer's loss: added twice
             {"gives": ("loss",)},
-            "odd: its fprop added the loss 'loss', which its Meta does not declare; nearest none. "
-            "Declare it, or it would be ignored",
+            "odd: its fprop added the loss 'loss', which its Meta does not declare; there are "
+            "none. Declare it, or it would be ignored",
         ),
         (
             {"kind": "moments"},

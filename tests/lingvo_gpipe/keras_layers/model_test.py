@@ -174,7 +174,7 @@ def test_several_inputs_and_outputs_keep_their_order() -> None:
     assert cut.outputs[0] == "b"
     renamed = from_keras_model(model, inputs={"two": "b_field"})
     assert renamed.inputs == ["one", "b_field"]
-    with pytest.raises(errors.LayerError, match="no input 'on'; nearest one"):
+    with pytest.raises(errors.LayerError, match="no input 'on'; nearest 'one'"):
         from_keras_model(model, inputs={"on": "x"})
 
 

@@ -81,7 +81,7 @@ def test_metric_that_does_not_add_up_is_refused() -> None:
 
 
 def test_unknown_metric_names_the_nearest() -> None:
-    with pytest.raises(errors.LayerError, match=r"no Keras metric AUCC.*nearest AUC"):
+    with pytest.raises(errors.LayerError, match=r"no Keras metric AUCC.*nearest 'AUC'"):
         _run("AUCC", {}, tf.zeros([ROWS, 1]), tf.zeros([ROWS, 1]))
 
 

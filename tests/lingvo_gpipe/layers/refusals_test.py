@@ -48,12 +48,12 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Dense.Params(units=3, activation="rleu"),
             [FLAT],
-            "Dense: no activation 'rleu'; nearest relu",
+            "Dense: no activation 'rleu'; nearest 'relu'",
         ),
         (
             layers.Activation.Params(activation="glu"),
             [FLAT],
-            "Activation: no activation 'glu'; nearest gelu, elu",
+            "Activation: no activation 'glu'; nearest 'gelu', 'elu'",
         ),
         (
             layers.Dense.Params(units=3, kernel_init="glorot"),
@@ -63,12 +63,12 @@ TOKENS = tf.TensorSpec((4, 6, 8))
         (
             layers.Dense.Params(units=3, dtype="float23"),
             [FLAT],
-            "unknown precision policy 'float23'; nearest float32",
+            "unknown precision policy 'float23'; nearest 'float32'",
         ),
         (
             layers.Dense.Params(units=3, tie={"kernle": "a/kernel"}),
             [FLAT],
-            "Dense: tie: no variable 'kernle'; nearest kernel",
+            "Dense: tie: no variable 'kernle'; nearest 'kernel'",
         ),
         (
             layers.PositionalEncoding.Params(reads=("x", "position")),

@@ -548,7 +548,8 @@ def test_the_field_goes_to_text_and_back() -> None:
         ),
         (
             language({"sofmax": 2}),
-            "slices: pattern 'sofmax' matches no layer; nearest of those that can be divided: soft",
+            "slices: pattern 'sofmax' matches no layer; of those that can be divided, nearest "
+            "'softmax'",
         ),
         (
             language({"position": 2}),

@@ -443,5 +443,7 @@ def test_an_auxiliary_loss_by_hand() -> None:
 
 def test_a_loss_weighted_by_no_field_says_so() -> None:
     weight = weight_by("lable", tf.float32)
-    with pytest.raises(errors.LayerError, match=r"'lable', which is not a field .* nearest label"):
+    with pytest.raises(
+        errors.LayerError, match=r"'lable', which is not a field .* nearest 'label'"
+    ):
         weight({"label": tf.zeros(3), "image": tf.zeros(3)})

@@ -229,8 +229,8 @@ def tied(**tie: str) -> list[Any]:
         (
             [dense(4), dense(4)],
             {"num_partitions": 2, "recompute": "nevr"},
-            "unknown recompute policy 'nevr'; nearest 'never'. Use full, early, except_last, "
-            "never, recompute_grad, or one for each cell separated by commas",
+            "unknown recompute policy 'nevr'; nearest 'never'. Use one for all "
+            "cells, or one for each cell separated by commas",
         ),
         (
             [dense(4), dense(4)],
@@ -249,7 +249,7 @@ def tied(**tie: str) -> list[Any]:
             "b/kernel is (6, 6) float32, but tied to a/bias, which is (6,) float32. Give both "
             "the same shape and dtype",
         ),
-        (tied(kernl="a/kernel"), {}, "b (Dense): tie: no variable 'kernl'; nearest kernel"),
+        (tied(kernl="a/kernel"), {}, "b (Dense): tie: no variable 'kernl'; nearest 'kernel'"),
         (
             [
                 dense(4),
@@ -262,7 +262,7 @@ def tied(**tie: str) -> list[Any]:
         (
             [dense(4, name="stem")],
             {"frozen": ("sten/*",)},
-            "frozen pattern 'sten/*' matches no variable; nearest stem/bias, stem/kernel",
+            "frozen pattern 'sten/*' matches no variable; there are 'stem/bias', 'stem/kernel'",
         ),
         (
             [dense(4), layers.Conv2D.Params(filters=2, name="conv")],

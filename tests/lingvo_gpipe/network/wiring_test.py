@@ -100,7 +100,7 @@ def test_what_is_not_a_name_is_refused() -> None:
         (
             [Node("d0", ("zzz",))],
             (),
-            "d0 reads 'zzz', which no field or layer before it writes; nearest 'image', 'label'",
+            "d0 reads 'zzz', which no field or layer before it writes; there are 'image', 'label'",
         ),
         (
             [Node("d0", ("late",)), Node("d1", ("image",), ("late",))],

@@ -10,7 +10,7 @@ import pytest
 from lingvo_gpipe import errors, schedule
 from lingvo_gpipe.schedule.table import Slot, Table
 
-NAMES = ", ".join(schedule.SCHEDULES)
+NAMES = ", ".join(map(repr, sorted(schedule.SCHEDULES)))
 
 
 def test_cells_of_a_text_are_those_asked_for() -> None:
@@ -41,13 +41,13 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
     [
         (
             "1f1",
-            f"unknown schedule '1f1'; nearest '1f1b'. Use {NAMES}, a "
-            "table's text such as '0F0,0B0', or @FILE with one",
+            "unknown schedule '1f1'; nearest '1f1b'. Use a name, a table's text such "
+            "as '0F0,0B0', or @FILE with one",
         ),
         (
             "zigzag",
-            f"unknown schedule 'zigzag'. Use {NAMES}, a "
-            "table's text such as '0F0,0B0', or @FILE with one",
+            f"unknown schedule 'zigzag'; there are {NAMES}. Use a name, a table's text such "
+            "as '0F0,0B0', or @FILE with one",
         ),
         (
             "0F0,0B0",

@@ -191,7 +191,7 @@ def refused(text: str, params: Any, split: str = "test") -> None:
 
 
 def test_params_that_cannot_be_are_refused(folder: Path, tmp_path: Path) -> None:
-    refused("has no pair 'sv:en'; nearest sw:en", params_of(folder, pairs=("sv:en",)))
+    refused("has no pair 'sv:en'; nearest 'sw:en'", params_of(folder, pairs=("sv:en",)))
     refused("holds no prepared text", params_of(tmp_path / "none"))
     refused("has no split 'dev'; there are", params_of(folder), "dev")
     refused("has no split 'dev'", params_of(folder, train_split="dev"))

@@ -109,8 +109,11 @@ def test_a_wrong_tfds_dataset_is_named_in_one_line(
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 300
 
-    refused("TFDS has no dataset 'cifar11'; nearest cifar10", tfds_input(dataset, "cifar11"))
-    refused("TFDS has no dataset 'qqq/x:1.0.0'; it has", tfds_input(dataset, "qqq/x:1.0.0"))
+    refused(
+        "TFDS has no dataset 'cifar11'; nearest 'cifar10_1', 'cifar10'",
+        tfds_input(dataset, "cifar11"),
+    )
+    refused("TFDS has no dataset 'qqq/x:1.0.0'; there are", tfds_input(dataset, "qqq/x:1.0.0"))
     refused("'mnist/.*' is not prepared in .*Allow its download", tfds_input(tmp_path, "mnist"))
     refused("has no split 'dev'; there are test, train", tfds_input(dataset), "dev")
     refused("has no split 'dev'", tfds_input(dataset), "dev[:10%]")

@@ -286,8 +286,8 @@ def test_what_is_served_has_no_auxiliary_head_and_no_label() -> None:
                 operations.Operation.Params(operation="separable_3x3", filters=4),
                 tf.TensorSpec([1, 4, 4, 4]),
             ),
-            "Operation: no operation 'separable_3x3'; nearest separable_3x3_2, separable_5x5_2, "
-            "separable_7x7_2",
+            "Operation: no operation 'separable_3x3'; nearest 'separable_3x3_2', "
+            "'separable_5x5_2', 'separable_7x7_2'",
         ),
     ],
 )

@@ -302,7 +302,7 @@ def test_what_cannot_be_prepared_is_refused(folder: Path, tmp_path: Path) -> Non
             (tmp_path / name / f"{language}.train.txt").write_text(line)
         return [text_files.TranslateFolder.Params(folder=str(tmp_path / name))]
 
-    refused("no corpus has the pair 'de:ne' in split 'train'; nearest de:en", pairs=("de:ne",))
+    refused("no corpus has the pair 'de:ne' in split 'train'; nearest 'de:en'", pairs=("de:ne",))
     refused(r"a split 'dev' \(there are test, train\)", train_split="dev")
     refused("no corpus to prepare", corpora=[])
     without_english = corpora("foreign", "de", "fr", line="a\n")

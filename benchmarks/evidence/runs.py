@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.support import scalars
@@ -81,15 +82,8 @@ class Trainer:
         """
         if time.monotonic() > self._ends_s:
             raise SittingOver
-        begun_s, before = time.monotonic(), _processor_s()
-        code = self._program(arguments)
-        cost = logdir / "cost.json"
-        sums = (
-            json.loads(cost.read_text()) if cost.exists() else {"minutes": 0.0, "core_minutes": 0.0}
-        )
-        sums["minutes"] += (time.monotonic() - begun_s) / 60
-        sums["core_minutes"] += (_processor_s() - before) / 60
-        cost.write_text(json.dumps(sums))
+        with _cost_added(logdir / "cost.json"):
+            code = self._program(arguments)
         if code:
             if time.monotonic() > self._ends_s:
                 raise SittingOver
@@ -131,6 +125,19 @@ def has_settled(points: Sequence[scalars.Point]) -> bool:
     last = points[-1].step
     before = [point.value for point in points if point.step <= 0.9 * last]
     return bool(before) and min(p.value for p in points) > 0.99 * min(before)
+
+
+@contextlib.contextmanager
+def _cost_added(file: Path) -> Iterator[None]:
+    """Add the minutes of the `with` block to a file, also where it is interrupted."""
+    cost = json.loads(file.read_text()) if file.exists() else {"minutes": 0.0, "core_minutes": 0.0}
+    begun_s, before = time.monotonic(), _processor_s()
+    try:
+        yield
+    finally:
+        cost["minutes"] += (time.monotonic() - begun_s) / 60
+        cost["core_minutes"] += (_processor_s() - before) / 60
+        file.write_text(json.dumps(cost))
 
 
 def _processor_s() -> float:

@@ -47,7 +47,7 @@ class Plan:
         dropouts: their rates.
         seeds: of the best of them.
         many: size of the model of all languages.
-        many_dropout: of it, and of the deep one. With 0.1 its loss rose after 1,400 updates.
+        many_dropout: of it, and of the deep one. With 0.1 its loss rose after 1,000 updates.
         deep: a model of as many parameters with twice the layers.
         steps: updates of a model of one language at most.
         many_steps: updates of a model of all languages until it is first asked whether its loss

@@ -229,7 +229,7 @@ def test_wrong_inputs_are_named() -> None:
     params.frozen = ("kernle",)
     assert "no sublayer 'kernle' to freeze" in keras_runs.refused(params, keras_runs.spec(2, 4))
     params = adapter.from_keras(layers.Dense(3), name="mine").set(args=[{"read": "y"}])
-    assert "an argument reads 'y', which is not in reads; nearest" in keras_runs.refused(
+    assert "an argument reads 'y', which is not in reads; there are 'x'" in keras_runs.refused(
         params, keras_runs.spec(2, 4)
     )
     picked = adapter.from_keras(layers.Dense(3)).set(picks=(1,))

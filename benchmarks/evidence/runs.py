@@ -98,6 +98,7 @@ class Trainer:
                 return 1
             finally:
                 process.terminate()  # it saves a checkpoint
+                process.wait()
 
 
 def sit(lines: Iterable[object]) -> None:

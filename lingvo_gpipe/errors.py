@@ -96,8 +96,8 @@ class StepError(UserError, RuntimeError):
         self.micro_batch = micro_batch
 
 
-def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` of `names` that look most like `name`, best first.
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three of `names` that look most like `name`, best first.
 
     Compares case-insensitively and, for dotted names, by the last part as well, so that
     `num_microbatches` finds `model.num_micro_batches`.
@@ -115,7 +115,7 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         return max(whole, last - 0.01)
 
     scored = sorted(((likeness(n), n) for n in set(names)), key=lambda pair: (-pair[0], pair[1]))
-    return [candidate for score, candidate in scored[:count] if score >= 0.6]
+    return [candidate for score, candidate in scored[:3] if score >= 0.6]
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

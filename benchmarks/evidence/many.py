@@ -6,7 +6,8 @@ rates of dropout, three seeds of the best), the first continued on each of the t
 that samples in proportion (T=1), and a deep one, each for as many updates. Each run keeps the
 weights of its best loss on `valid`.
 
-FOLDER is what `unpack.py many all FOLDER` writes. `report` makes the tables and the picture.
+FOLDER is what `unpack.py many all FOLDER` writes. `benchmarks.evidence.many_report` makes the
+tables and the picture.
 """
 
 from __future__ import annotations

@@ -101,12 +101,12 @@ class Trainer:
                 process.wait()
 
 
-def sit(lines: Iterable[object]) -> None:
-    """Print a comparison's lines as its runs are done, until its sitting is over or interrupted."""
+def sit(runs: Iterable[Path]) -> None:
+    """Print the folder of each run as it is done, until the sitting is over or interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the trainer's process, too
     try:
-        for line in lines:
-            print(line, flush=True)
+        for folder in runs:
+            print(folder, flush=True)
     except (SittingOver, KeyboardInterrupt):
         print("the sitting is over; the same command goes on")
 

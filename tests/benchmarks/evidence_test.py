@@ -90,6 +90,17 @@ def test_a_sitting_ends_and_the_next_one_goes_on(text: Path, tmp_path: Path) -> 
     assert asked == ["--mode=train_eval"] * 4
 
 
+def test_a_run_that_is_interrupted_counts_its_cost(text: Path, tmp_path: Path) -> None:
+    def program(_: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    train = runs.Trainer(tmp_path / "runs", 1, program)
+    task = many.Comparison(PLAN, CHOSEN, text, train)._task(TINY, 0.1, 4, "xx:en")
+    with pytest.raises(KeyboardInterrupt):
+        train.train("a", task, 0)
+    assert 0 <= runs.core_minutes(tmp_path / "runs" / "a") < 1
+
+
 def test_sentences_of_the_training_text_are_left_out(text: Path) -> None:
     trained = (text / "yy/en.train.txt").read_text().splitlines()[0]
     of = scores.PairTranslations("xx:en", 40, ["a", "b"], [trained, "new"], ["s", "t"])

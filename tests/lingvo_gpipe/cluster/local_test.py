@@ -41,7 +41,7 @@ def may_become(user: int) -> bool:
 @pytest.mark.parametrize("user", [0, 12345])
 def test_a_private_network_has_nothing_but_its_own_loopback(user: int) -> None:
     if user and not may_become(user):
-        pytest.skip("only root can become another user")
+        pytest.skip("only root, of a namespace that has it, can become another user")
     found = subprocess.run(
         [sys.executable, "-c", NETWORK, str(user)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},

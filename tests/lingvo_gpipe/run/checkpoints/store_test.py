@@ -69,7 +69,8 @@ def test_a_saved_network_comes_back_on_another_device(tmp_path: pathlib.Path) ->
 
 def test_keys_are_paths_and_nothing_else(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 1)
-    with pytest.raises(errors.CheckpointError, match="no 'weights/conv/kernels'; nearest 'weigh"):
+    nearest = "no 'weights/conv/kernels'; nearest 'weights/conv/kernel'"
+    with pytest.raises(errors.CheckpointError, match=nearest):
         checkpoints.read_value(str(tmp_path / "ckpt-1"), "weights/conv/kernels")
     for key, value in values(network(1)).items():
         np.testing.assert_equal(checkpoints.read_value(str(tmp_path / "ckpt-1"), key), value)

@@ -7,15 +7,14 @@ images after the last update, their mean over seeds, and its interval of 95 % by
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.support import scalars
+from benchmarks.evidence.runs import core_minutes
+from benchmarks.support import markdown, scalars
 
 # Two-sided 95 % of Student's t for one to nine degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -61,12 +60,11 @@ def rows(folder: Path) -> list[Row]:
     found = []
     for name, logdirs in kinds.items():
         last = [scalars.read(logdir / "eval")["accuracy"][-1] for logdir in logdirs]
-        costs = [json.loads((logdir / "cost.json").read_text()) for logdir in logdirs]
         found.append(
             Row(
                 name,
                 last[0].step,
-                statistics.fmean(cost["core_minutes"] for cost in costs),
+                statistics.fmean(core_minutes(logdir) for logdir in logdirs),
                 tuple(point.value for point in last),
             )
         )
@@ -74,14 +72,15 @@ def rows(folder: Path) -> list[Row]:
 
 
 def write(table: Sequence[Row], path: Path) -> None:
-    """Write a line for each kind of run."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(["run", "seeds", "updates", "core minutes", "accuracy", "±", "each seed"])
-        for each in table:
-            seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
-            numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", f"{each.error:.4f}"]
-            writer.writerow([each.name, len(each.accuracies), each.updates, *numbers, seeds])
+    """Write a markdown table with a line for each kind of run."""
+    head = ["run", "seeds", "updates", "core minutes", "accuracy", "±", "each seed"]
+    lines = [head]
+    for each in table:
+        seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
+        numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", f"{each.error:.4f}"]
+        count = str(len(each.accuracies))
+        lines.append([each.name, count, f"{each.updates:,}", *numbers, seeds])
+    path.write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
 
 
 def draw(table: Sequence[Row], path: Path) -> None:
@@ -120,10 +119,10 @@ def draw(table: Sequence[Row], path: Path) -> None:
 
 
 def report(folder: Path, out: Path) -> None:
-    """Write `images.tsv` and `images.png`."""
+    """Write `images.md` and `images.png`."""
     out.mkdir(parents=True, exist_ok=True)
     table = rows(folder)
-    write(table, out / "images.tsv")
+    write(table, out / "images.md")
     draw(table, out / "images.png")
 
 

@@ -1,17 +1,17 @@
 """Tables and a picture of `benchmarks.evidence.many`, from what its runs have translated.
 
 `python -m benchmarks.evidence.many_report --text=FOLDER --folder=RUNS --out=FOLDER` reads the runs
-that are there. A score of a language's own models is the mean over their seeds; intervals are of
-1,000 paired resamples of the test sentences. Each score is given twice: of all test sentences, and
-without those that stand in the training text of any language of the set, on either side.
+that are there and writes markdown tables: of the languages with little text, whose own models are
+compared with the model of all languages, and of all languages, for which kinds of that model are
+compared. A score of a language's own models is the mean over their seeds; intervals of 95 % are of
+1,000 paired resamples of the test sentences. Each table is written twice: of all test sentences,
+and without those that stand in the training text of any language of the set, on either side.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.evidence import languages
+from benchmarks.evidence.runs import core_minutes
+from benchmarks.support import markdown
+from benchmarks.translation import compare
 from lingvo_gpipe.tasks.mt.decoding import scores
 
-SYSTEMS = ("alone", "together", "continued", "proportional", "deep")
-_FOLDERS = {"together": "many", "proportional": "proportional", "deep": "deep"}
+# Column → its runs' folder, in which `*` stands for each kind and seed.
+OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}"}
+KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,20 +34,20 @@ class Row:
     """Scores of one language, or the mean over languages.
 
     Attributes:
-        name: code of the language, or "mean".
-        branch: as in `languages.Scarce`.
+        name: code of the language, or of what the mean is.
         training: pairs.
         sentences: that are scored.
-        scores: system → its score.
+        scores: system → its score, for the systems that have translated it.
         deviation: of the seeds of its own models.
+        minutes: system → core minutes of the runs that the language has of its own.
     """
 
     name: str
-    branch: str
     training: int
     sentences: int
     scores: Mapping[str, scores.Score]
     deviation: float
+    minutes: Mapping[str, float]
 
 
 class Seen:
@@ -68,35 +72,58 @@ class Seen:
         return scores.PairTranslations(of.pair, of.examples, *kept)
 
 
-def translations(folder: Path, code: str) -> Iterator[tuple[str, scores.PairTranslations]]:
-    """Yield (system, translations) of a language, from the runs that are scored."""
-    places = [("alone", path) for path in sorted((folder / "alone" / code).glob("*/score"))]
-    places += [(system, folder / name / "score") for system, name in _FOLDERS.items()]
-    places.append(("continued", folder / "continued" / code / "score"))
-    for system, place in places:
-        if (place / "test.tsv").exists():
-            texts, _ = scores.read(place, "test")
-            yield system, next(text for text in texts if text.pair == f"{code}:en")
+class Runs:
+    """The scored runs of a folder."""
 
+    def __init__(self, folder: Path) -> None:
+        """Read their translations when they are first asked for."""
+        self.folder = folder
+        self._read: dict[Path, dict[str, scores.PairTranslations]] = {}
 
-def row(
-    language: languages.Scarce, texts: Sequence[tuple[str, scores.PairTranslations]], metric: str
-) -> Row:
-    """Score the translations of a language."""
-    by_system: dict[str, list[scores.Score]] = {}
-    for system, text in texts:
-        score = scores.score([text]).row(text.pair).scores[metric]
-        by_system.setdefault(system, []).append(score)
-    alone = [score.value for score in by_system.get("alone", [])]
-    text = texts[0][1]
-    return Row(
-        language.code,
-        language.branch,
-        text.examples,
-        len(text.references),
-        {system: mean(of_seeds) for system, of_seeds in by_system.items()},
-        statistics.stdev(alone) if len(alone) > 1 else float("nan"),
-    )
+    def translations(
+        self, systems: Mapping[str, str], code: str
+    ) -> Iterator[tuple[str, scores.PairTranslations]]:
+        """Yield (system, translations) of a language, for each run that is scored."""
+        for system, place in systems.items():
+            for file in sorted(self.folder.glob(f"{place.format(code)}/score/test.tsv")):
+                if file not in self._read:
+                    texts, _ = scores.read(file.parent, "test")
+                    self._read[file] = {text.pair: text for text in texts}
+                yield system, self._read[file][f"{code}:en"]
+
+    def minutes(self, system: str, code: str) -> float:
+        """Return the core minutes of all runs that one language has in a system."""
+        costs = self.folder.glob(f"{OWN[system].format(code)}/cost.json")
+        return sum(core_minutes(path.parent) for path in costs)
+
+    def row(
+        self, systems: Mapping[str, str], code: str, metric: str, seen: Seen | None
+    ) -> Row | None:
+        """Score the translations of a language; None if there are none.
+
+        Args:
+            systems: its columns.
+            code: of the language.
+            metric: one of `scores.METRICS`.
+            seen: text whose sentences are left out; None: none is.
+        """
+        texts = list(self.translations(systems, code))
+        if not texts:
+            return None
+        by_system: dict[str, list[scores.Score]] = {}
+        for system, text in texts:
+            kept = text if seen is None else seen.new(text)
+            score = scores.score([kept]).row(text.pair).scores[metric]
+            by_system.setdefault(system, []).append(score)
+        seeds = [score.value for score in by_system.get("alone", [])]
+        return Row(
+            code,
+            text.examples,
+            len(kept.references),
+            {system: mean(of_seeds) for system, of_seeds in by_system.items()},
+            statistics.stdev(seeds) if len(seeds) > 1 else float("nan"),
+            {system: self.minutes(system, code) for system in systems if "{}" in systems[system]},
+        )
 
 
 def mean(of: Sequence[scores.Score]) -> scores.Score:
@@ -106,47 +133,48 @@ def mean(of: Sequence[scores.Score]) -> scores.Score:
     )
 
 
-def mean_row(rows: Sequence[Row]) -> Row:
+def mean_row(name: str, rows: Sequence[Row]) -> Row:
     """Return the means over languages, of the systems that all of them have."""
-    systems = [name for name in SYSTEMS if all(name in each.scores for each in rows)]
+    systems = [name for name in rows[0].scores if all(name in each.scores for each in rows)]
     return Row(
-        "mean",
-        "",
-        sum(each.training for each in rows),
-        sum(each.sentences for each in rows),
+        name,
+        round(statistics.fmean(each.training for each in rows)),
+        round(statistics.fmean(each.sentences for each in rows)),
         {name: mean([each.scores[name] for each in rows]) for name in systems},
         statistics.fmean(each.deviation for each in rows),
+        {name: statistics.fmean(each.minutes[name] for each in rows) for name in rows[0].minutes},
     )
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
-    """Write a line for each language: scores, and their differences to its own models."""
-    columns = ["language", "branch", "training", "sentences", "deviation of seeds", *SYSTEMS]
-    others = SYSTEMS[1:]
-    columns += [f"{system} - alone{part}" for system in others for part in ("", " low", " high")]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(columns)
-        for each in rows:
-            cells: list[object] = [each.name, each.branch, each.training, each.sentences]
-            cells.append(f"{each.deviation:.2f}")
-            cells += [f"{each.scores[s].value:.2f}" if s in each.scores else "" for s in SYSTEMS]
-            for system in others:
-                if system in each.scores and "alone" in each.scores:
-                    apart = each.scores[system] - each.scores["alone"]
-                    cells += [f"{value:+.2f}" for value in (apart.value, *apart.interval)]
-                else:
-                    cells += [""] * 3
-            writer.writerow(cells)
+def write(rows: Sequence[Row], systems: Mapping[str, str], path: Path) -> None:
+    """Write a markdown table: scores, and the differences of the others to the first system."""
+    first, *others = systems
+    own = [name for name, place in systems.items() if "{}" in place]
+    seeds = ["± seeds"] if own else []
+    head = ["language", "training", "test", first, *seeds, *others]
+    head += [f"{name} − {first}" for name in others] + [f"{name}, core minutes" for name in own]
+    lines = [head]
+    for each in rows:
+        found = each.scores
+        values = [compare.cell(found[name]) if name in found else "" for name in systems]
+        if own:
+            values.insert(1, f"{each.deviation:.2f}")
+        lines.append([each.name, f"{each.training:,}", f"{each.sentences:,}", *values])
+        lines[-1] += [
+            compare.cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""
+            for name in others
+        ]
+        lines[-1] += [f"{each.minutes[name]:.0f}" for name in own]
+    path.write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
 
 
 def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
-    """Draw each system's score of each language."""
+    """Draw each system's score of each language with little text."""
     from matplotlib import figure
 
     picture = figure.Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
     axes = picture.subplots()
-    for number, system in enumerate(SYSTEMS[:3]):
+    for number, system in enumerate(OWN):
         having = [(n, each.scores[system]) for n, each in enumerate(rows) if system in each.scores]
         values = [score.value for _, score in having]
         bounds = np.array([score.interval for _, score in having]).T.reshape(2, -1)
@@ -165,32 +193,29 @@ def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
     picture.savefig(path, format="png", metadata={"Software": None})
 
 
-def costs(folder: Path) -> dict[str, float]:
-    """Return kind of run → core minutes of all its runs."""
-    sums: dict[str, float] = {}
-    for path in folder.rglob("cost.json"):
-        kind = path.relative_to(folder).parts[0]
-        sums[kind] = sums.get(kind, 0.0) + json.loads(path.read_text())["core_minutes"]
-    return sums
-
-
 def report(text: Path, folder: Path, out: Path, chosen: Sequence[languages.Scarce]) -> None:
-    """Write `many_METRIC.tsv`, the same of new sentences alone, and a picture."""
-    seen = Seen(text, languages.all_of(chosen))
-    every = {each: list(translations(folder, each.code)) for each in chosen}
-    every = {each: texts for each, texts in every.items() if texts}
+    """Write `many_METRIC.md` and `kinds_METRIC.md`, the same of new sentences, and a picture."""
+    runs = Runs(folder)
+    scarce = [each.code for each in chosen]
+    every = languages.all_of(chosen)
     out.mkdir(parents=True, exist_ok=True)
     for metric in scores.METRICS:
-        whole = [row(each, texts, metric) for each, texts in every.items()]
-        write([*whole, mean_row(whole)], out / f"many_{metric}.tsv")
-        if metric == "chrF":
-            draw(whole, metric, out / "many.png")
-        new = [
-            row(each, [(system, seen.new(of)) for system, of in texts], metric)
-            for each, texts in every.items()
-        ]
-        write([*new, mean_row(new)], out / f"many_{metric}_new.tsv")
-    (out / "many_costs.json").write_text(json.dumps(costs(folder), indent=1))
+        for seen, name in ((None, metric), (Seen(text, every), f"{metric}_new")):
+            own = [row for code in scarce if (row := runs.row(OWN, code, metric, seen))]
+            write([*own, mean_row("mean", own)], OWN, out / f"many_{name}.md")
+            rows = [row for code in every if (row := runs.row(KINDS, code, metric, seen))]
+            little = [row for row in rows if row.name in scarce]
+            relatives = [row for row in rows if row.name not in scarce]
+            means = [mean_row("little text", little), mean_row("relatives", relatives)]
+            write([*means, *rows], KINDS, out / f"kinds_{name}.md")
+            if name == "chrF":
+                draw(own, metric, out / "many.png")
+    costs: dict[str, float] = {}
+    for path in sorted(folder.rglob("cost.json")):
+        kind = path.relative_to(folder).parts[0]
+        costs[kind] = costs.get(kind, 0.0) + core_minutes(path.parent)
+    lines = [["runs", "core minutes"], *([kind, f"{costs[kind]:.0f}"] for kind in costs)]
+    (out / "many_costs.md").write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
 
 
 def main() -> None:

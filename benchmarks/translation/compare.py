@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.support import scalars
+from benchmarks.support import markdown, scalars
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import tensorboard
 from lingvo_gpipe.tasks.mt.decoding import scores
@@ -149,20 +149,21 @@ def table(systems: Sequence[System], rows: Sequence[str], against: str | None) -
     head = ["", "training", *(["sentences", "copied source"] if copied else [])]
     head += [system.name for system in systems]
     head += [f"{system.name} − {against}" for system in others]
-    lines = [head, ["---"] * len(head)]
+    lines = [head]
     for name in rows:
         row = systems[0].report.row(name)
         cells = [name, f"{row.examples:,}"]
         if copied:
             cells += [f"{row.sentences:,}", f"{systems[0].copied[name].value:.2f}"]
-        cells += [_cell(system.values[name]) for system in systems]
+        cells += [cell(system.values[name]) for system in systems]
         if base is not None:
-            cells += [_cell(system.values[name] - base.values[name], "+") for system in others]
+            cells += [cell(system.values[name] - base.values[name], "+") for system in others]
         lines.append(cells)
     return lines
 
 
-def _cell(score: scores.Score, sign: str = "") -> str:
+def cell(score: scores.Score, sign: str = "") -> str:
+    """Return a score and its interval, as a table shows them."""
     low, high = score.interval
     if low == high:
         return f"{score.value:{sign}.2f}"
@@ -217,8 +218,7 @@ def compare(arguments: argparse.Namespace) -> None:
     rows = {"groups": groups, "pairs": [*pairs, scores.ALL], "both": [*groups, *pairs]}[
         arguments.rows
     ]
-    for line in table(systems, rows, arguments.against):
-        print(f"| {' | '.join(line)} |")
+    print(markdown.table(table(systems, rows, arguments.against)))
     if arguments.metric != LOSS:
         print(f"\n{arguments.metric}|{report.row(scores.ALL).signatures[arguments.metric]}")
     if arguments.picture is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,19 +106,31 @@ def test_sentences_of_the_training_text_are_left_out(text: Path) -> None:
     assert (new.hypotheses, new.references, new.sources) == (["b"], ["new"], ["t"])
 
 
+def table(path: Path) -> list[list[str]]:
+    """Return the rows of a markdown table, the head first."""
+    head, _, *rows = path.read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *rows)]
+
+
 @pytest.mark.reliability_full
 def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path: Path) -> None:
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
     for folder in many.Comparison(PLAN, CHOSEN, text, train).scores():
         assert (folder / "test.tsv").exists(), folder
     many_report.report(text, tmp_path / "runs", tmp_path / "report", CHOSEN)
-    with (tmp_path / "report/many_chrF.tsv").open(encoding="utf-8", newline="") as file:
-        row, mean = csv.DictReader(file, delimiter="\t")
-    assert (row["language"], row["training"], row["sentences"]) == ("xx", "40", "4")
-    assert all(row[system] for system in many_report.SYSTEMS)
-    assert mean["alone"] == row["alone"]
-    cost = json.loads((tmp_path / "report/many_costs.json").read_text())
-    assert set(cost) == {"alone", "many", "continued", "proportional", "deep"}
+    head, row, mean = table(tmp_path / "report/many_chrF.md")
+    assert head[:5] == ["language", "training", "test", "alone", "± seeds"]
+    assert row[:3] == ["xx", "40", "4"]
+    assert all(row[3:])
+    assert mean == ["mean", *row[1:]]
+    head, little, relatives, xx, yy = table(tmp_path / "report/kinds_BLEU_new.md")
+    assert head[3:] == [
+        "together", "proportional", "deep", "proportional − together", "deep − together",
+    ]  # fmt: skip
+    assert (little, relatives) == (["little text", *xx[1:]], ["relatives", *yy[1:]])
+    assert [row[0] for row in table(tmp_path / "report/many_costs.md")] == [
+        "runs", "alone", "continued", "deep", "many", "proportional",
+    ]  # fmt: skip
     assert (tmp_path / "report/many.png").exists()
 
 
@@ -157,12 +167,12 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
     logdirs = list(images.Comparison(plan, pictures, pictures, train).runs())
     assert len(logdirs) == 2 * 3 + 1 + 2
     images_report.report(tmp_path / "runs", tmp_path / "report")
-    with (tmp_path / "report/images.tsv").open(encoding="utf-8", newline="") as file:
-        table = {row["run"]: row for row in csv.DictReader(file, delimiter="\t")}
+    head, *rows = table(tmp_path / "report/images.md")
+    by_run = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
     kinds = {"amoebanet", "resnet", "resnet_minutes", "pretrained", "scratch/6", "tuned/6"}
-    assert set(table) == kinds
-    assert (table["amoebanet"]["updates"], table["amoebanet"]["seeds"]) == ("3", "2")
-    assert table["resnet_minutes"]["updates"] != table["resnet"]["updates"] == "3"
+    assert set(by_run) == kinds
+    assert (by_run["amoebanet"]["updates"], by_run["amoebanet"]["seeds"]) == ("3", "2")
+    assert by_run["resnet_minutes"]["updates"] != by_run["resnet"]["updates"] == "3"
     starts = [
         (tmp_path / "runs" / kind / "6/1/params.txt").read_text() for kind in ("scratch", "tuned")
     ]

@@ -4,7 +4,7 @@
 stopped: with a model for all 42 languages of the set, a model for each of twelve (two sizes, three
 rates of dropout, three seeds of the best), the first continued on each of the twelve, one for all
 that samples in proportion (T=1), and a deep one, each for as many updates. Each run keeps the
-weights of its best loss on `valid`.
+weights of its best loss on `valid`. Two commands with `--languages=` of their own may run at once.
 
 FOLDER is what `unpack.py many all FOLDER` writes. `benchmarks.evidence.many_report` makes the
 tables and the picture.
@@ -143,17 +143,20 @@ class Comparison:
         start = self.together() / "best"
         return self._trainer.train(f"continued/{code}", task, 0, start)
 
-    def scores(self) -> Iterator[Path]:
+    def scores(self, codes: Sequence[str] = ()) -> Iterator[Path]:
         """Yield the folder of translations and scores of each run.
 
         The model of all languages comes first, so that the first language can be compared.
+
+        Args:
+            codes: languages whose own models are trained, and no other kind; empty: all.
         """
         score = self._trainer.score
         yield score(self.together())
-        for each in self.chosen:
-            yield from map(score, self.alone(each.code))
-            yield score(self.continued(each.code))
-        for kind in ("proportional", "deep"):
+        for code in codes or [each.code for each in self.chosen]:
+            yield from map(score, self.alone(code))
+            yield score(self.continued(code))
+        for kind in () if codes else ("proportional", "deep"):
             yield score(self.together(kind))
 
     def _task(
@@ -208,10 +211,15 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
+    parser.add_argument("--languages", help="of the twelve, separated by commas: these alone")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
+    codes = options.languages.split(",") if options.languages else []
+    unknown = set(codes).difference(each.code for each in chosen)
+    if unknown:
+        parser.error(f"not of the twelve: {', '.join(sorted(unknown))}")
     trainer = Trainer(options.folder, options.minutes)
-    sit(Comparison(Plan(), chosen, options.text, trainer).scores())
+    sit(Comparison(Plan(), chosen, options.text, trainer).scores(codes))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,11 @@ def table(path: Path) -> list[list[str]]:
 @pytest.mark.reliability_full
 def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path: Path) -> None:
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
-    for folder in many.Comparison(PLAN, CHOSEN, text, train).scores():
+    comparison = many.Comparison(PLAN, CHOSEN, text, train)
+    folders = list(comparison.scores())
+    for folder in folders:
         assert (folder / "test.tsv").exists(), folder
+    assert list(comparison.scores(["xx"])) == folders[:-2]  # without `proportional` and `deep`
     many_report.report(text, tmp_path / "runs", tmp_path / "report", CHOSEN)
     head, row, mean = table(tmp_path / "report/many_chrF.md")
     assert head[:5] == ["language", "training", "test", "alone", "± seeds"]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import Trainer, core_minutes, has_settled, losses, sit
+from benchmarks.evidence.runs import Trainer, losses, sit
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -50,14 +50,12 @@ class Plan:
         many: size of the model of all languages.
         many_dropout: of it, and of the deep one. With 0.1 its loss rose after 1,000 updates.
         deep: a model of as many parameters with twice the layers.
-        steps: updates of a model of one language at most.
-        many_steps: updates of a model of all languages until it is first asked whether its loss
-            has settled; then a tenth more, again and again.
-        many_core_hours: after which it is not trained any more.
+        steps: updates of a model of one language at most, and of all.
+        intervals: updates between two evaluations, of a model of one language and of all. A
+            training ends when the loss has not fallen in three of them.
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all.
-        evaluations: of a training.
         dtype: of products.
     """
 
@@ -69,13 +67,11 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     many_dropout: float = 0.3
     deep: Size = Size(6, 384, 2, 192)
-    steps: int = 3_200
-    many_steps: int = 4_000
-    many_core_hours: float = 10.0
+    steps: tuple[int, int] = (3_200, 20_000)
+    intervals: tuple[int, int] = (160, 200)
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)
     tokens: tuple[int, int] = (1_024, 4_096)
-    evaluations: int = 20
     dtype: str = "mixed_bfloat16"
 
 
@@ -103,7 +99,7 @@ class Comparison:
         plan, train = self.plan, self._trainer.train
         kinds = {}
         for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
-            task = self._task(size, dropout, plan.steps, f"{code}:en")
+            task = self._task(size, dropout, plan.steps[0], f"{code}:en")
             logdir = train(
                 f"alone/{code}/{name}_{dropout}_seed_{plan.seeds[0]}", task, plan.seeds[0]
             )
@@ -117,21 +113,14 @@ class Comparison:
     def together(self, kind: str = "many") -> Path:
         """Return the log directory of a model of all languages: many, proportional or deep.
 
-        The first is trained until its loss has settled or its hours are over, the others for as
-        many updates.
+        The last two are trained for as many updates as the first at most.
         """
         plan = self.plan
         size = plan.deep if kind == "deep" else plan.many
-        steps = plan.many_steps if kind == "many" else losses(self.together())[-1].step
-        while True:
-            temperature = 1.0 if kind == "proportional" else 5.0
-            task = self._task(size, plan.many_dropout, steps, temperature=temperature)
-            task.train.save_interval_steps = -(-plan.many_steps // plan.evaluations)
-            logdir = self._trainer.train(kind, task, 0)
-            hours = core_minutes(logdir) / 60
-            if kind != "many" or has_settled(losses(logdir)) or hours > plan.many_core_hours:
-                return logdir
-            steps += -(-steps // 10)
+        steps = plan.steps[1] if kind == "many" else losses(self.together())[-1].step
+        temperature = 1.0 if kind == "proportional" else 5.0
+        task = self._task(size, plan.many_dropout, steps, temperature=temperature)
+        return self._trainer.train(kind, task, 0)
 
     def continued(self, code: str) -> Path:
         """Return the log directory of the model of all languages, continued on one of them."""
@@ -139,7 +128,7 @@ class Comparison:
         task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
         task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
         task.train.optimizer.learning_rate = 2e-4
-        task.eval.patience = 4
+        task.train.save_interval_steps = -(-plan.tuning_steps // 20)
         start = self.together() / "best"
         return self._trainer.train(f"continued/{code}", task, 0, start)
 
@@ -197,11 +186,12 @@ class Comparison:
                 peak_learning_rate=2.5e-3,
                 warmup_steps=max(1, min(steps // 5, 400)),
                 average_decay=0.99 if is_one else 0.995,
-                evaluations=plan.evaluations,
+                evaluations=1,
             ),
         )
         task.model.dtype = plan.dtype
-        task.eval.patience = 3 if is_one else None
+        task.train.save_interval_steps = plan.intervals[not is_one]
+        task.eval.patience = 3
         return task
 
 

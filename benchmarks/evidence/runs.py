@@ -121,13 +121,6 @@ def core_minutes(logdir: Path) -> float:
     return float(json.loads((logdir / "cost.json").read_text())["core_minutes"])
 
 
-def has_settled(points: Sequence[scalars.Point]) -> bool:
-    """Return whether the best loss fell by less than 1 % in the last tenth of the updates."""
-    last = points[-1].step
-    before = [point.value for point in points if point.step <= 0.9 * last]
-    return bool(before) and min(p.value for p in points) > 0.99 * min(before)
-
-
 @contextlib.contextmanager
 def _cost_added(file: Path) -> Iterator[None]:
     """Add the minutes of the `with` block to a file, also where it is interrupted."""

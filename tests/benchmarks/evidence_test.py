@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.evidence import images, images_report, languages, many, many_report, runs
-from benchmarks.support.scalars import Point
 from lingvo_gpipe import trainer
 from lingvo_gpipe.tasks.mt.decoding import scores
 from tests.tasks.image import image_files
@@ -23,13 +22,11 @@ PLAN = many.Plan(
     seeds=(0, 1),
     many=TINY,
     deep=TINY,
-    steps=4,
-    many_steps=4,
-    many_core_hours=0.0,
+    steps=(4, 4),
+    intervals=(2, 2),
     tuning_steps=2,
     vocabulary=(330, 340),
     tokens=(512, 512),
-    evaluations=2,
     dtype="float32",
 )
 
@@ -54,16 +51,6 @@ def test_languages_have_little_text_and_their_relatives_more() -> None:
         of_branch = languages.BRANCHES[each.branch].split()
         assert all(code in of_branch and pairs[code] == 5_000 for code in each.relatives)
     assert chosen == languages.choose(pairs, seed=1) != languages.choose(pairs, seed=2)
-
-
-@pytest.mark.parametrize(
-    ("values", "settled"), [([4, 3, 2.99], True), ([4, 3, 2.9], False), ([4, 3, 3.5], True)]
-)
-def test_a_loss_has_settled_when_it_falls_by_less_than_a_hundredth(
-    values: Sequence[float], settled: bool
-) -> None:
-    points = [Point(10 * n, 0.0, value) for n, value in enumerate(values, start=8)]
-    assert runs.has_settled(points) is settled
 
 
 def test_a_sitting_ends_and_the_next_one_goes_on(text: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     many_dropout: float = 0.3
     deep: Size = Size(6, 384, 2, 192)
-    steps: tuple[int, int] = (3_200, 20_000)
+    steps: tuple[int, int] = (3_200, 4_000)
     intervals: tuple[int, int] = (160, 200)
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)

@@ -4,7 +4,10 @@
 stopped: with a model for all 42 languages of the set, a model for each of twelve (two sizes, three
 rates of dropout, three seeds of the best), the first continued on each of the twelve, one for all
 that samples in proportion (T=1), and a deep one, each for as many updates. Each run keeps the
-weights of its best loss on `valid`. Two commands with `--languages=` of their own may run at once.
+weights of its best accuracy on `valid`. Those of its best loss translate worse: a model of one
+language has chrF 28.7 after 320 updates, where its loss is least, and 31.8 after 800 (fur).
+
+Two commands with `--languages=` of their own may run at once.
 
 FOLDER is what `unpack.py many all FOLDER` writes. `benchmarks.evidence.many_report` makes the
 tables and the picture.
@@ -19,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import Trainer, losses, sit
+from benchmarks.evidence.runs import Trainer, accuracies, sit
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -52,7 +55,7 @@ class Plan:
         deep: a model of as many parameters with twice the layers.
         steps: updates of a model of one language at most, and of all.
         intervals: updates between two evaluations, of a model of one language and of all. A
-            training ends when the loss has not fallen in three of them.
+            training ends when the accuracy has not risen in three of them.
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all.
@@ -67,7 +70,7 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     many_dropout: float = 0.3
     deep: Size = Size(6, 384, 2, 192)
-    steps: tuple[int, int] = (3_200, 4_000)
+    steps: tuple[int, int] = (3_200, 5_000)
     intervals: tuple[int, int] = (160, 200)
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)
@@ -103,8 +106,9 @@ class Comparison:
             logdir = train(
                 f"alone/{code}/{name}_{dropout}_seed_{plan.seeds[0]}", task, plan.seeds[0]
             )
-            kinds[logdir] = min(point.value for point in losses(logdir)), name, dropout, task
-        first = min(kinds, key=lambda logdir: kinds[logdir][0])
+            best = max(point.value for point in accuracies(logdir))
+            kinds[logdir] = best, name, dropout, task
+        first = max(kinds, key=lambda logdir: kinds[logdir][0])
         _, name, dropout, task = kinds[first]
         yield first
         for seed in plan.seeds[1:]:
@@ -117,7 +121,7 @@ class Comparison:
         """
         plan = self.plan
         size = plan.deep if kind == "deep" else plan.many
-        steps = plan.steps[1] if kind == "many" else losses(self.together())[-1].step
+        steps = plan.steps[1] if kind == "many" else accuracies(self.together())[-1].step
         temperature = 1.0 if kind == "proportional" else 5.0
         task = self._task(size, plan.many_dropout, steps, temperature=temperature)
         return self._trainer.train(kind, task, 0)
@@ -128,7 +132,7 @@ class Comparison:
         task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
         task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
         task.train.optimizer.learning_rate = 2e-4
-        task.train.save_interval_steps = -(-plan.tuning_steps // 20)
+        task.train.save_interval_steps = -(-plan.tuning_steps // 10)
         start = self.together() / "best"
         return self._trainer.train(f"continued/{code}", task, 0, start)
 
@@ -191,7 +195,7 @@ class Comparison:
         )
         task.model.dtype = plan.dtype
         task.train.save_interval_steps = plan.intervals[not is_one]
-        task.eval.patience = 3
+        task.eval.set(best="accuracy", best_is="highest", patience=3)
         return task
 
 

@@ -111,9 +111,9 @@ def sit(runs: Iterable[Path]) -> None:
         print("the sitting is over; the same command goes on")
 
 
-def losses(logdir: Path) -> list[scalars.Point]:
-    """Return the losses per token of a run's evaluations, in their order."""
-    return scalars.read(logdir / "eval")["log_perplexity"]
+def accuracies(logdir: Path) -> list[scalars.Point]:
+    """Return the accuracies of a run's evaluations, in their order."""
+    return scalars.read(logdir / "eval")["accuracy"]
 
 
 def core_minutes(logdir: Path) -> float:

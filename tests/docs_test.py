@@ -31,7 +31,6 @@ from lingvo_gpipe.tasks.mt import prepare
 from tests import architecture_test
 from tests.support.documents import FOREIGN_FIRST_COLUMN, NAMES, ROOT, code, fenced, prose, read
 
-MEASURED = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "benchmarks").rglob("README.md"))]
 ENDINGS = ("py", "md", "json", "txt", "tsv", "csv", "model")  # file names look like MODULE.NAME
 
 
@@ -41,7 +40,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+@pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(name)):
         path, _, anchor = target.partition("#")
@@ -57,11 +56,11 @@ def test_named_make_targets_exist(name: str) -> None:
         assert named in targets, f"{name}: make {named}"
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+@pytest.mark.parametrize("name", NAMES)
 def test_named_flags_exist(name: str) -> None:
     commands = (trainer, prepare, repeat)
     known = {name for each in commands for name in vars(each.flags().parse_args([]))}
-    if name in (*MEASURED, "docs/measurements.md"):  # benchmarks have further flags
+    if name in ("docs/evidence.md", "docs/measurements.md"):  # benchmarks have further flags
         sources = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
         known.update(re.findall(r'"--([a-z_]+)"', "".join(sources)))
     text = read(name) if name != FOREIGN_FIRST_COLUMN else prose(name)
@@ -70,14 +69,14 @@ def test_named_flags_exist(name: str) -> None:
         assert flag in known, f"{name}: --{flag}"
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+@pytest.mark.parametrize("name", NAMES)
 def test_named_modes_exist(name: str) -> None:
     importlib.import_module("lingvo_gpipe.tasks.mt.task")  # registers further modes
     for mode in re.findall(r"--mode=(\w+)", prose(name)):
         assert mode in {*modes.MODES, *registry._MODES}, f"{name}: --mode={mode}"
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+@pytest.mark.parametrize("name", NAMES)
 def test_named_models_exist(name: str) -> None:
     for model in re.findall(r"(?<![\w.])(?:image|lm|mt)\.\w+\.[A-Z]\w+", prose(name)):
         module, _, kind = f"lingvo_gpipe.params.{model}".rpartition(".")
@@ -91,7 +90,7 @@ def test_named_fields_of_a_task_exist(name: str) -> None:
         task.get(path)  # raises an error with the nearest fields
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MEASURED])
+@pytest.mark.parametrize("name", NAMES)
 def test_named_overrides_are_fields_of_some_task(name: str) -> None:
     tasks = (digits.ConvNet().task(), multi30k.De().task())
     for path in re.findall(r"--params_override='?\s*([a-z_]+\.[\w.\[\]]+)=", prose(name)):

@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ("README.md", "CHANGELOG.md", "LICENSE", "benchmarks/**/*.md", "benchmarks/**/*.png")
+OUTSIDE = ("README.md", "CHANGELOG.md", "LICENSE")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,9 +21,8 @@ def on_files(files: Files, config: Any) -> Files:
             files.remove(file)
             page = notebook_page((ROOT / "docs" / file.src_uri).read_text(encoding="utf-8"))
             files.append(File.generated(config, page_of(f"docs/{file.src_uri}"), content=page))
-    for path in sorted(each for pattern in OUTSIDE for each in ROOT.glob(pattern)):
-        name = page_of(path.relative_to(ROOT).as_posix())
-        files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name in OUTSIDE:
+        files.append(File.generated(config, page_of(name), abs_src_path=str(ROOT / name)))
     return files
 
 

@@ -1,7 +1,7 @@
 """Is an AmoebaNet better than a ResNet of its size, and does pre-training help on few images?
 
-`python -m benchmarks.evidence.images --cifar10=FOLDER --tiny_imagenet=FOLDER --folder=RUNS
---minutes=N` goes on where it was stopped, with
+`python -m benchmarks.evidence.images --images=FOLDER --others=FOLDER --folder=RUNS --minutes=N`
+goes on where it was stopped, with
 
 - AmoebaNet-D (2, 24) and a ResNet-20 of as many weights on CIFAR-10, for 32 epochs, with the same
   mini-batches and augmentation; and the ResNet for as many processor minutes as the AmoebaNet took
@@ -199,12 +199,13 @@ def _count(images: Path) -> int:
 def main() -> None:
     """Go on with the runs until the sitting is over or all are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("cifar10", "tiny_imagenet", "folder"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--images", type=Path, required=True, help="folder of CIFAR-10")
+    parser.add_argument("--others", type=Path, required=True, help="folder of Tiny ImageNet")
+    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
     options = parser.parse_args()
     trainer = Trainer(options.folder, options.minutes)
-    sit(Comparison(Plan(), options.cifar10, options.tiny_imagenet, trainer).runs())
+    sit(Comparison(Plan(), options.images, options.others, trainer).runs())
 
 
 if __name__ == "__main__":

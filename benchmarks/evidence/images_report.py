@@ -129,8 +129,8 @@ def report(folder: Path, out: Path) -> None:
 def main() -> None:
     """Write the report of the runs that are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("folder", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     options = parser.parse_args()
     report(options.folder, options.out)
 

@@ -21,7 +21,6 @@ import numpy as np
 from benchmarks.evidence import languages
 from benchmarks.evidence.runs import core_minutes
 from benchmarks.support import markdown
-from benchmarks.translation import compare
 from lingvo_gpipe.tasks.mt.decoding import scores
 
 # Column → its runs' folder, in which `*` stands for each kind and seed.
@@ -156,16 +155,21 @@ def write(rows: Sequence[Row], systems: Mapping[str, str], path: Path) -> None:
     lines = [head]
     for each in rows:
         found = each.scores
-        values = [compare.cell(found[name]) if name in found else "" for name in systems]
+        values = [_cell(found[name]) if name in found else "" for name in systems]
         if own:
-            values.insert(1, f"{each.deviation:.2f}")
+            values.insert(1, f"{each.deviation:.1f}")
         lines.append([each.name, f"{each.training:,}", f"{each.sentences:,}", *values])
         lines[-1] += [
-            compare.cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""
+            _cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""
             for name in others
         ]
         lines[-1] += [f"{each.minutes[name]:.0f}" for name in own]
     path.write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
+
+
+def _cell(score: scores.Score, sign: str = "") -> str:
+    low, high = score.interval
+    return f"{score.value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
 
 
 def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
@@ -221,8 +225,9 @@ def report(text: Path, folder: Path, out: Path, chosen: Sequence[languages.Scarc
 def main() -> None:
     """Write the report of the runs that are there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("text", "folder", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
+    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
     report(options.text, options.folder, options.out, chosen)

@@ -1,6 +1,6 @@
-"""Tables and a picture of `benchmarks.evidence.images`, from the runs that are done.
+"""A table and a picture of `benchmarks.evidence.images`, from the runs that are done.
 
-`python -m benchmarks.evidence.images_report --folder=RUNS --out=FOLDER`: accuracies on the test
+`python -m benchmarks.evidence.images_report --folder=RUNS --picture=FILE`: accuracies on the test
 images after the last update, their mean over seeds, and its interval of 95 % by Student's t.
 """
 
@@ -71,25 +71,25 @@ def rows(folder: Path) -> list[Row]:
     return found
 
 
-def write(table: Sequence[Row], path: Path) -> None:
-    """Write a markdown table with a line for each kind of run."""
+def table(found: Sequence[Row]) -> str:
+    """Return a markdown table with a line for each kind of run."""
     head = ["run", "seeds", "updates", "core minutes", "accuracy", "±", "each seed"]
     lines = [head]
-    for each in table:
+    for each in found:
         seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
         numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", f"{each.error:.4f}"]
         count = str(len(each.accuracies))
         lines.append([each.name, count, f"{each.updates:,}", *numbers, seeds])
-    path.write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
+    return markdown.table(lines)
 
 
-def draw(table: Sequence[Row], path: Path) -> None:
+def draw(found: Sequence[Row], path: Path) -> None:
     """Draw the networks on all images, and the fine-tuned ones over the number of images."""
     from matplotlib import figure
 
     picture = figure.Figure(figsize=(11, 4), dpi=110, layout="constrained")
     whole, few = picture.subplots(1, 2)
-    networks = [each for each in table if each.name in ("amoebanet", "resnet", "resnet_minutes")]
+    networks = [each for each in found if each.name in ("amoebanet", "resnet", "resnet_minutes")]
     for number, each in enumerate(networks):
         whole.errorbar(number, each.mean, yerr=each.error, fmt="o", capsize=3, color="C0")
         whole.plot([number] * len(each.accuracies), each.accuracies, "_", color="C1")
@@ -99,7 +99,7 @@ def draw(table: Sequence[Row], path: Path) -> None:
     for kind in ("scratch", "tuned"):
         of_kind = [
             (int(each.name.rpartition("/")[2]), each)
-            for each in table
+            for each in found
             if each.name.startswith(f"{kind}/")
         ]
         of_kind.sort(key=lambda pair: pair[0])
@@ -118,21 +118,15 @@ def draw(table: Sequence[Row], path: Path) -> None:
     picture.savefig(path, format="png", metadata={"Software": None})
 
 
-def report(folder: Path, out: Path) -> None:
-    """Write `images.md` and `images.png`."""
-    out.mkdir(parents=True, exist_ok=True)
-    table = rows(folder)
-    write(table, out / "images.md")
-    draw(table, out / "images.png")
-
-
 def main() -> None:
-    """Write the report of the runs that are done."""
+    """Print the table and draw the picture of the runs that are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
-    report(options.folder, options.out)
+    found = rows(options.folder)
+    print(table(found))
+    draw(found, options.picture)
 
 
 if __name__ == "__main__":

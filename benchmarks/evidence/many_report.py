@@ -1,8 +1,8 @@
-"""Tables and a picture of `benchmarks.evidence.many`, from what its runs have translated.
+"""A page of tables and a picture of `benchmarks.evidence.many`, from what its runs have translated.
 
-`python -m benchmarks.evidence.many_report --text=FOLDER --folder=RUNS --out=FOLDER` reads the runs
-that are there and writes markdown tables: of the languages with little text, whose own models are
-compared with the model of all languages, and of all languages, for which kinds of that model are
+`python -m benchmarks.evidence.many_report --text=FOLDER --folder=RUNS --page=FILE --picture=FILE`
+reads the runs that are there. The languages with little text come first: their own models are
+compared with the model of all languages. Then all languages, for which kinds of that model are
 compared. A score of a language's own models is the mean over their seeds; intervals of 95 % are of
 1,000 paired resamples of the test sentences. Each table is written twice: of all test sentences,
 and without those that stand in the training text of any language of the set, on either side.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,14 @@ from lingvo_gpipe.tasks.mt.decoding import scores
 # Column → its runs' folder, in which `*` stands for each kind and seed.
 OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}"}
 KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
+_INTRODUCTION = (
+    "`benchmarks.evidence.many_report` wrote this page. What was done is said in "
+    "[evidence.md](evidence.md).",
+    "*alone* is the mean of a language's own models, and *± seeds* their standard deviation. "
+    "*together* is the model of all languages, *continued* the same trained on for the language, "
+    "*proportional* at T=1, *deep* with twice the layers. In brackets are intervals of 95 %, of "
+    "1,000 paired resamples of the sentences.",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,8 +154,8 @@ def mean_row(name: str, rows: Sequence[Row]) -> Row:
     )
 
 
-def write(rows: Sequence[Row], systems: Mapping[str, str], path: Path) -> None:
-    """Write a markdown table: scores, and the differences of the others to the first system."""
+def table(rows: Sequence[Row], systems: Mapping[str, str]) -> str:
+    """Return a markdown table: scores, and the differences of the others to the first system."""
     first, *others = systems
     own = [name for name, place in systems.items() if "{}" in place]
     seeds = ["± seeds"] if own else []
@@ -164,7 +173,7 @@ def write(rows: Sequence[Row], systems: Mapping[str, str], path: Path) -> None:
             for name in others
         ]
         lines[-1] += [f"{each.minutes[name]:.0f}" for name in own]
-    path.write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
+    return markdown.table(lines)
 
 
 def _cell(score: scores.Score, sign: str = "") -> str:
@@ -197,29 +206,34 @@ def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
     picture.savefig(path, format="png", metadata={"Software": None})
 
 
-def report(text: Path, folder: Path, out: Path, chosen: Sequence[languages.Scarce]) -> None:
-    """Write `many_METRIC.md` and `kinds_METRIC.md`, the same of new sentences, and a picture."""
+def report(
+    text: Path, folder: Path, page: Path, picture: Path, chosen: Sequence[languages.Scarce]
+) -> None:
+    """Write the page and the picture of the runs in a folder."""
     runs = Runs(folder)
     scarce = [each.code for each in chosen]
     every = languages.all_of(chosen)
-    out.mkdir(parents=True, exist_ok=True)
-    for metric in scores.METRICS:
-        for seen, name in ((None, metric), (Seen(text, every), f"{metric}_new")):
-            own = [row for code in scarce if (row := runs.row(OWN, code, metric, seen))]
-            write([*own, mean_row("mean", own)], OWN, out / f"many_{name}.md")
-            rows = [row for code in every if (row := runs.row(KINDS, code, metric, seen))]
-            little = [row for row in rows if row.name in scarce]
-            relatives = [row for row in rows if row.name not in scarce]
-            means = [mean_row("little text", little), mean_row("relatives", relatives)]
-            write([*means, *rows], KINDS, out / f"kinds_{name}.md")
-            if name == "chrF":
-                draw(own, metric, out / "many.png")
+    parts = ["# Scores of languages with little text", *_INTRODUCTION]
+    texts = {"": None, ", of sentences that the training text does not have": Seen(text, every)}
+    for metric, (note, seen) in itertools.product(scores.METRICS, texts.items()):
+        rows = [row for code in scarce if (row := runs.row(OWN, code, metric, seen))]
+        parts += [f"## {metric} of twelve languages{note}"]
+        parts += [table([*rows, mean_row("mean", rows)], OWN)]
+        if metric == "chrF" and seen is None:
+            draw(rows, metric, picture)
+    for metric, (note, seen) in itertools.product(scores.METRICS, texts.items()):
+        rows = [row for code in every if (row := runs.row(KINDS, code, metric, seen))]
+        little = [row for row in rows if row.name in scarce]
+        relatives = [row for row in rows if row.name not in scarce]
+        means = [mean_row("little text", little), mean_row("relatives", relatives)]
+        parts += [f"## {metric} of all languages{note}", table([*means, *rows], KINDS)]
     costs: dict[str, float] = {}
     for path in sorted(folder.rglob("cost.json")):
         kind = path.relative_to(folder).parts[0]
         costs[kind] = costs.get(kind, 0.0) + core_minutes(path.parent)
     lines = [["runs", "core minutes"], *([kind, f"{costs[kind]:.0f}"] for kind in costs)]
-    (out / "many_costs.md").write_text(f"{markdown.table(lines)}\n", encoding="utf-8")
+    parts += ["## Cost", markdown.table(lines)]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -227,10 +241,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--page", type=Path, required=True, help="Markdown to write")
+    parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
-    report(options.text, options.folder, options.out, chosen)
+    report(options.text, options.folder, options.page, options.picture, chosen)
 
 
 if __name__ == "__main__":

@@ -93,10 +93,14 @@ def test_sentences_of_the_training_text_are_left_out(text: Path) -> None:
     assert (new.hypotheses, new.references, new.sources) == (["b"], ["new"], ["t"])
 
 
-def table(path: Path) -> list[list[str]]:
-    """Return the rows of a markdown table, the head first."""
-    head, _, *rows = path.read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *rows)]
+def tables_of(page: Path) -> dict[str, list[list[str]]]:
+    """Return heading → the rows of the table below it, the head first."""
+    tables = {}
+    for part in page.read_text(encoding="utf-8").split("## ")[1:]:
+        title, *lines = part.splitlines()
+        head, _, *rows = (line for line in lines if line.startswith("|"))
+        tables[title] = [[c.strip() for c in line.strip("|").split("|")] for line in (head, *rows)]
+    return tables
 
 
 @pytest.mark.reliability_full
@@ -107,21 +111,24 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     for folder in folders:
         assert (folder / "test.tsv").exists(), folder
     assert list(comparison.scores(["xx"])) == folders[:-2]  # without `proportional` and `deep`
-    many_report.report(text, tmp_path / "runs", tmp_path / "report", CHOSEN)
-    head, row, mean = table(tmp_path / "report/many_chrF.md")
+    page, picture = tmp_path / "many.md", tmp_path / "many.png"
+    many_report.report(text, tmp_path / "runs", page, picture, CHOSEN)
+    tables = tables_of(page)
+    head, row, mean = tables["chrF of twelve languages"]
     assert head[:5] == ["language", "training", "test", "alone", "± seeds"]
     assert row[:3] == ["xx", "40", "4"]
     assert all(row[3:])
     assert mean == ["mean", *row[1:]]
-    head, little, relatives, xx, yy = table(tmp_path / "report/kinds_BLEU_new.md")
+    new = "BLEU of all languages, of sentences that the training text does not have"
+    head, little, relatives, xx, yy = tables[new]
     assert head[3:] == [
         "together", "proportional", "deep", "proportional − together", "deep − together",
     ]  # fmt: skip
     assert (little, relatives) == (["little text", *xx[1:]], ["relatives", *yy[1:]])
-    assert [row[0] for row in table(tmp_path / "report/many_costs.md")] == [
+    assert [row[0] for row in tables["Cost"]] == [
         "runs", "alone", "continued", "deep", "many", "proportional",
     ]  # fmt: skip
-    assert (tmp_path / "report/many.png").exists()
+    assert picture.exists()
 
 
 @pytest.fixture
@@ -156,18 +163,19 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
     logdirs = list(images.Comparison(plan, pictures, pictures, train).runs())
     assert len(logdirs) == 2 * 3 + 1 + 2
-    images_report.report(tmp_path / "runs", tmp_path / "report")
-    head, *rows = table(tmp_path / "report/images.md")
-    by_run = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    found = images_report.rows(tmp_path / "runs")
+    assert images_report.table(found).count("\n") == 1 + len(found)
+    images_report.draw(found, tmp_path / "images.png")
+    by_run = {row.name: row for row in found}
     kinds = {"amoebanet", "resnet", "resnet_minutes", "pretrained", "scratch/6", "tuned/6"}
     assert set(by_run) == kinds
-    assert (by_run["amoebanet"]["updates"], by_run["amoebanet"]["seeds"]) == ("3", "2")
-    assert by_run["resnet_minutes"]["updates"] != by_run["resnet"]["updates"] == "3"
+    assert (by_run["amoebanet"].updates, len(by_run["amoebanet"].accuracies)) == (3, 2)
+    assert by_run["resnet_minutes"].updates != by_run["resnet"].updates == 3
     starts = [
         (tmp_path / "runs" / kind / "6/1/params.txt").read_text() for kind in ("scratch", "tuned")
     ]
     assert [text.count("classifier/*") for text in starts] == [0, 1]
-    assert (tmp_path / "report/images.png").exists()
+    assert (tmp_path / "images.png").exists()
 
 
 @pytest.mark.parametrize(("accuracies", "error"), [((0.5, 0.7), 1.2706), ((0.5,), None)])

@@ -77,8 +77,9 @@ def table(found: Sequence[Row]) -> str:
     lines = [head]
     for each in found:
         seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
-        numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", f"{each.error:.4f}"]
         count = str(len(each.accuracies))
+        error = "" if math.isnan(each.error) else f"{each.error:.4f}"
+        numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", error]
         lines.append([each.name, count, f"{each.updates:,}", *numbers, seeds])
     return markdown.table(lines)
 

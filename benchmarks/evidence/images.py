@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.runs import Trainer, core_minutes, sit
+from benchmarks.evidence.runs import Result, Trainer, sit
 from lingvo_gpipe import keras_layers, layers, optim, pipelining
 from lingvo_gpipe.params.image import folder, reference, small
 from lingvo_gpipe.task import Task
@@ -104,27 +104,33 @@ class Comparison:
         self._others = others
         self._trainer = trainer
 
-    def runs(self) -> Iterator[Path]:
-        """Yield the log directory of each run."""
-        plan, train = self.plan, self._trainer.train
+    def results(self) -> Iterator[Result]:
+        """Yield the result of each run."""
+        plan, result = self.plan, self._trainer.result
         steps = plan.epochs * self._per_epoch(self._images)
         for seed in plan.seeds:
-            amoebanet = train(f"amoebanet/{seed}", self._amoebanet(self._images, steps), seed)
-            resnet = train(f"resnet/{seed}", self._resnet(steps), seed)
-            longer = round(steps * core_minutes(amoebanet) / core_minutes(resnet))
+            amoebanet = result(f"amoebanet/{seed}", self._amoebanet(self._images, steps), seed)
+            resnet = result(f"resnet/{seed}", self._resnet(steps), seed)
+            longer = round(steps * amoebanet.core_minutes / resnet.core_minutes)
             yield from (amoebanet, resnet)
-            yield train(f"resnet_minutes/{seed}", self._resnet(longer), seed)
-        steps = plan.pretraining_epochs * self._per_epoch(self._others)
-        first = train("pretrained", self._amoebanet(self._others, steps), 0)
-        yield first
+            yield result(f"resnet_minutes/{seed}", self._resnet(longer), seed)
+        yield result("pretrained", self._pretraining(), 0)
         for seed in plan.tuning_seeds:
             for number, steps in plan.images.items():
                 few = some_of(self._images, number, seed, self._trainer.folder / "images")
                 task = self._amoebanet(few, steps)
-                yield train(f"scratch/{number}/{seed}", task, seed)
+                yield result(f"scratch/{number}/{seed}", task, seed)
                 task = self._amoebanet(few, steps)
                 task.train.start.without = reference.HEADS
-                yield train(f"tuned/{number}/{seed}", task, seed, first / "checkpoints")
+                yield result(f"tuned/{number}/{seed}", task, seed, self._pretrained)
+
+    def _pretraining(self) -> Task.Params:
+        steps = self.plan.pretraining_epochs * self._per_epoch(self._others)
+        return self._amoebanet(self._others, steps)
+
+    def _pretrained(self) -> Path:
+        """Return the checkpoint that a network is fine-tuned from."""
+        return self._trainer.train("pretrained", self._pretraining(), 0) / "checkpoints"
 
     def _per_epoch(self, images: Path) -> int:
         return max(1, _count(images) // self.plan.batch_size)
@@ -203,9 +209,10 @@ def main() -> None:
     parser.add_argument("--others", type=Path, required=True, help="folder of Tiny ImageNet")
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
+    parser.add_argument("--results", type=Path, help="file; FOLDER/results.jsonl if not given")
     options = parser.parse_args()
-    trainer = Trainer(options.folder, options.minutes)
-    sit(Comparison(Plan(), options.images, options.others, trainer).runs())
+    trainer = Trainer(options.folder, options.minutes, results=options.results)
+    sit(Comparison(Plan(), options.images, options.others, trainer).results())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A table and a picture of `benchmarks.evidence.images`, from the runs that are done.
 
-`python -m benchmarks.evidence.images_report --folder=RUNS --picture=FILE`: accuracies on the test
+`python -m benchmarks.evidence.images_report --results=FILE --picture=FILE`: accuracies on the test
 images after the last update, their mean over seeds, and its interval of 95 % by Student's t.
 """
 
@@ -10,11 +10,11 @@ import argparse
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.evidence.runs import core_minutes
-from benchmarks.support import markdown, scalars
+from benchmarks.evidence.runs import Result, read_results
+from benchmarks.support import markdown
 
 # Two-sided 95 % of Student's t for one to nine degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -50,25 +50,20 @@ class Row:
         return _T[number - 2] * statistics.stdev(self.accuracies) / math.sqrt(number)
 
 
-def rows(folder: Path) -> list[Row]:
-    """Return a row for each kind of run in a folder."""
-    kinds: dict[str, list[Path]] = {}
-    for done in sorted(folder.rglob("done.txt")):
-        logdir = done.parent
-        name = str(logdir.relative_to(folder))
-        kinds.setdefault(name.rpartition("/")[0] or name, []).append(logdir)
-    found = []
-    for name, logdirs in kinds.items():
-        last = [scalars.read(logdir / "eval")["accuracy"][-1] for logdir in logdirs]
-        found.append(
-            Row(
-                name,
-                last[0].step,
-                statistics.fmean(core_minutes(logdir) for logdir in logdirs),
-                tuple(point.value for point in last),
-            )
+def rows(results: Iterable[Result]) -> list[Row]:
+    """Return a row for each kind of run."""
+    kinds: dict[str, list[Result]] = {}
+    for each in sorted(results, key=lambda result: result.name):
+        kinds.setdefault(each.name.rpartition("/")[0] or each.name, []).append(each)
+    return [
+        Row(
+            name,
+            of_kind[0].updates,
+            statistics.fmean(each.core_minutes for each in of_kind),
+            tuple(each.evaluations[-1][1] for each in of_kind),
         )
-    return found
+        for name, of_kind in kinds.items()
+    ]
 
 
 def table(found: Sequence[Row]) -> str:
@@ -122,10 +117,10 @@ def draw(found: Sequence[Row], path: Path) -> None:
 def main() -> None:
     """Print the table and draw the picture of the runs that are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--results", type=Path, required=True, help="of the runs")
     parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
-    found = rows(options.folder)
+    found = rows(read_results(options.results).values())
     print(table(found))
     draw(found, options.picture)
 

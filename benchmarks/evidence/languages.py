@@ -15,6 +15,7 @@ SEED = 20261127
 FEWEST, MOST = 300, 2_000
 WITH_RELATIVES, ALONE = 8, 4
 MOST_RELATIVES = 4
+SENTENCES = 200  # of a language that are translated; those with little text have fewer
 # Branch → its languages in one script, by their codes in the data.
 BRANCHES: Mapping[str, str] = {
     "Germanic": "ang fy sco de nl af nds lb gsw da sv nb nn is fo",

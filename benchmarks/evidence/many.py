@@ -7,7 +7,8 @@ that samples in proportion (T=1), and a deep one, each for as many updates. Each
 weights of its best accuracy on `valid`. Those of its best loss translate worse: a model of one
 language has chrF 28.7 after 320 updates, where its loss is least, and 31.8 after 800 (fur).
 
-Two commands with `--languages=` of their own may run at once.
+`--only=alone/ace,continued` goes on with these runs alone; two commands with other runs may run at
+once, but `continued`, `proportional` and `deep` need the first one, `many`.
 
 FOLDER is what `unpack.py many all FOLDER` writes. `benchmarks.evidence.many_report` makes the
 tables and the picture.
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import Trainer, accuracies, sit
+from benchmarks.evidence.runs import Result, Trainer, sit
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -59,7 +61,7 @@ class Plan:
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all.
-        dtype: of products.
+        sentences: of a language that are translated at most; all of those with little text.
     """
 
     sizes: Mapping[str, Size] = dataclasses.field(
@@ -72,10 +74,10 @@ class Plan:
     deep: Size = Size(6, 384, 2, 192)
     steps: tuple[int, int] = (3_200, 5_000)
     intervals: tuple[int, int] = (160, 200)
-    tuning_steps: int = 400
+    tuning_steps: int = 800
     vocabulary: tuple[int, int] = (2_000, 8_000)
-    tokens: tuple[int, int] = (1_024, 4_096)
-    dtype: str = "mixed_bfloat16"
+    tokens: tuple[int, int] = (512, 4_096)
+    sentences: int = languages.SENTENCES
 
 
 class Comparison:
@@ -97,60 +99,70 @@ class Comparison:
         self._text = text
         self._trainer = trainer
 
-    def alone(self, code: str) -> Iterator[Path]:
-        """Yield the log directories of the best kind of model of one language, for each seed."""
-        plan, train = self.plan, self._trainer.train
-        kinds = {}
-        for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
-            task = self._task(size, dropout, plan.steps[0], f"{code}:en")
-            logdir = train(
-                f"alone/{code}/{name}_{dropout}_seed_{plan.seeds[0]}", task, plan.seeds[0]
-            )
-            best = max(point.value for point in accuracies(logdir))
-            kinds[logdir] = best, name, dropout, task
-        first = max(kinds, key=lambda logdir: kinds[logdir][0])
-        _, name, dropout, task = kinds[first]
-        yield first
-        for seed in plan.seeds[1:]:
-            yield train(f"alone/{code}/{name}_{dropout}_seed_{seed}", task, seed)
-
-    def together(self, kind: str = "many") -> Path:
-        """Return the log directory of a model of all languages: many, proportional or deep.
-
-        The last two are trained for as many updates as the first at most.
-        """
-        plan = self.plan
-        size = plan.deep if kind == "deep" else plan.many
-        steps = plan.steps[1] if kind == "many" else accuracies(self.together())[-1].step
-        temperature = 1.0 if kind == "proportional" else 5.0
-        task = self._task(size, plan.many_dropout, steps, temperature=temperature)
-        return self._trainer.train(kind, task, 0)
-
-    def continued(self, code: str) -> Path:
-        """Return the log directory of the model of all languages, continued on one of them."""
-        plan = self.plan
-        task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
-        task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
-        task.train.optimizer.learning_rate = 2e-4
-        task.train.save_interval_steps = -(-plan.tuning_steps // 10)
-        start = self.together() / "best"
-        return self._trainer.train(f"continued/{code}", task, 0, start)
-
-    def scores(self, codes: Sequence[str] = ()) -> Iterator[Path]:
-        """Yield the folder of translations and scores of each run.
+    def results(self, only: Sequence[str] = ()) -> Iterator[Result]:
+        """Yield the result of each run.
 
         The model of all languages comes first, so that the first language can be compared.
 
         Args:
-            codes: languages whose own models are trained, and no other kind; empty: all.
+            only: beginnings of the runs' names; empty: all runs.
         """
-        score = self._trainer.score
-        yield score(self.together())
-        for code in codes or [each.code for each in self.chosen]:
-            yield from map(score, self.alone(code))
-            yield score(self.continued(code))
-        for kind in () if codes else ("proportional", "deep"):
-            yield score(self.together(kind))
+        for name, results in self._kinds():
+            if not only or name.startswith(tuple(only)):
+                yield from results()
+
+    def _kinds(self) -> Iterator[tuple[str, Callable[[], Iterable[Result]]]]:
+        yield "many", lambda: [self._of_all("many")]
+        for code in (each.code for each in self.chosen):
+            yield f"alone/{code}", functools.partial(self._alone, code)
+            yield f"continued/{code}", functools.partial(self._continued, code)
+        yield "proportional", lambda: [self._of_all("proportional")]
+        yield "deep", lambda: [self._of_all("deep")]
+
+    def _alone(self, code: str) -> Iterator[Result]:
+        """Yield the results of the models of one language, of the best kind for each seed."""
+        plan, result = self.plan, self._trainer.result
+        first, *seeds = plan.seeds
+        found = {}
+        for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
+            kind = f"alone/{code}/{name}_{dropout}_seed_"
+            task = self._task(size, dropout, plan.steps[0], f"{code}:en")
+            found[kind] = result(f"{kind}{first}", task, first), task
+            yield found[kind][0]
+        best = max(found, key=lambda kind: found[kind][0].best)
+        for seed in (first, *seeds):
+            yield result(f"{best}{seed}", found[best][1], seed, translates=True)
+
+    def _of_all(self, kind: str) -> Result:
+        """Return the result of a model of all languages: many, proportional or deep.
+
+        The last two are trained for as many updates as the first.
+        """
+        task = self._task_of_all(kind)
+        if kind != "many":
+            task.train.max_steps = self._of_all("many").updates
+            task.eval.patience = None
+        return self._trainer.result(kind, task, 0, translates=True)
+
+    def _task_of_all(self, kind: str = "many") -> TranslationTask.Params:
+        plan = self.plan
+        size = plan.deep if kind == "deep" else plan.many
+        temperature = 1.0 if kind == "proportional" else 5.0
+        return self._task(size, plan.many_dropout, plan.steps[1], temperature=temperature)
+
+    def _continued(self, code: str) -> Iterator[Result]:
+        """Yield the result of the model of all languages, continued on one of them."""
+        plan = self.plan
+        task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
+        task.model.set(num_partitions=1, num_micro_batches=1, recompute="never")
+        task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
+        task.train.optimizer.learning_rate = 2e-4
+        task.train.save_interval_steps = -(-plan.tuning_steps // 10)
+
+        def best() -> Path:
+            return self._trainer.train("many", self._task_of_all(), 0) / "best"
+
+        yield self._trainer.result(f"continued/{code}", task, 0, best, translates=True)
 
     def _task(
         self, size: Size, dropout: float, steps: int, pair: str = "", temperature: float = 1.0
@@ -193,7 +205,9 @@ class Comparison:
                 evaluations=1,
             ),
         )
-        task.model.dtype = plan.dtype
+        if is_one:  # small enough for one core
+            task.model.set(num_partitions=1, num_micro_batches=1, recompute="never")
+        task.score.max_sentences = plan.sentences
         task.train.save_interval_steps = plan.intervals[not is_one]
         task.eval.set(best="accuracy", best_is="highest", patience=3)
         return task
@@ -205,15 +219,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
     parser.add_argument("--folder", type=Path, required=True, help="of the runs")
     parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
-    parser.add_argument("--languages", help="of the twelve, separated by commas: these alone")
+    parser.add_argument("--results", type=Path, help="file; FOLDER/results.jsonl if not given")
+    parser.add_argument("--only", default="", help="runs, by the beginnings of their names")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
-    codes = options.languages.split(",") if options.languages else []
-    unknown = set(codes).difference(each.code for each in chosen)
-    if unknown:
-        parser.error(f"not of the twelve: {', '.join(sorted(unknown))}")
-    trainer = Trainer(options.folder, options.minutes)
-    sit(Comparison(Plan(), chosen, options.text, trainer).scores(codes))
+    trainer = Trainer(options.folder, options.minutes, results=options.results)
+    only = [name for name in options.only.split(",") if name]
+    sit(Comparison(Plan(), chosen, options.text, trainer).results(only))
 
 
 if __name__ == "__main__":

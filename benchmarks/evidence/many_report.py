@@ -1,7 +1,7 @@
 """A page of tables and a picture of `benchmarks.evidence.many`, from what its runs have translated.
 
-`python -m benchmarks.evidence.many_report --text=FOLDER --folder=RUNS --page=FILE --picture=FILE`
-reads the runs that are there. The languages with little text come first: their own models are
+`python -m benchmarks.evidence.many_report --text=FOLDER --results=FILE --page=FILE --picture=FILE`
+reads the results that are there. The languages with little text come first: their own models are
 compared with the model of all languages. Then all languages, for which kinds of that model are
 compared. A score of a language's own models is the mean over their seeds; intervals of 95 % are of
 1,000 paired resamples of the test sentences. Each table is written twice: of all test sentences,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.evidence import languages
-from benchmarks.evidence.runs import core_minutes
+from benchmarks.evidence.runs import Result, read_results
 from benchmarks.support import markdown
-from lingvo_gpipe.tasks.mt.decoding import scores
+from lingvo_gpipe.tasks.mt.decoding import score, scores
 
-# Column → its runs' folder, in which `*` stands for each kind and seed.
+# Column → its runs' names, in which `*` stands for each kind and seed.
 OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}"}
 KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
 _INTRODUCTION = (
@@ -81,28 +82,47 @@ class Seen:
 
 
 class Runs:
-    """The scored runs of a folder."""
+    """The results of runs, and the test sentences that they translated."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read their translations when they are first asked for."""
-        self.folder = folder
-        self._read: dict[Path, dict[str, scores.PairTranslations]] = {}
+    def __init__(self, text: Path, results: Mapping[str, Result]) -> None:
+        """Read the text of a language when it is first asked for.
+
+        Args:
+            text: folder with a folder of text for each language.
+            results: name → result.
+        """
+        self._text = text
+        self._training = languages.count(text)
+        self.results = results
+
+    def of(self, name: str) -> list[Result]:
+        """Return the results of the runs with a name, in which `*` stands for any part."""
+        return [found for run, found in self.results.items() if fnmatch.fnmatchcase(run, name)]
 
     def translations(
         self, systems: Mapping[str, str], code: str
     ) -> Iterator[tuple[str, scores.PairTranslations]]:
-        """Yield (system, translations) of a language, for each run that is scored."""
-        for system, place in systems.items():
-            for file in sorted(self.folder.glob(f"{place.format(code)}/score/test.tsv")):
-                if file not in self._read:
-                    texts, _ = scores.read(file.parent, "test")
-                    self._read[file] = {text.pair: text for text in texts}
-                yield system, self._read[file][f"{code}:en"]
+        """Yield (system, translations) of a language, for each run that has translated it."""
+        pair = f"{code}:en"
+        for system, name in systems.items():
+            for found in self.of(name.format(code)):
+                if pair in found.translations:
+                    yield system, scores.PairTranslations(
+                        pair,
+                        self._training[code],
+                        found.translations[pair],
+                        self._lines(code, "en"),
+                        self._lines(code, code),
+                    )
+
+    def _lines(self, code: str, language: str) -> list[str]:
+        path = self._text / code / f"{language}.test.txt"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return score.spaced(lines, languages.SENTENCES)
 
     def minutes(self, system: str, code: str) -> float:
         """Return the core minutes of all runs that one language has in a system."""
-        costs = self.folder.glob(f"{OWN[system].format(code)}/cost.json")
-        return sum(core_minutes(path.parent) for path in costs)
+        return sum(found.core_minutes for found in self.of(OWN[system].format(code)))
 
     def row(
         self, systems: Mapping[str, str], code: str, metric: str, seen: Seen | None
@@ -121,9 +141,9 @@ class Runs:
         by_system: dict[str, list[scores.Score]] = {}
         for system, text in texts:
             kept = text if seen is None else seen.new(text)
-            score = scores.score([kept]).row(text.pair).scores[metric]
-            by_system.setdefault(system, []).append(score)
-        seeds = [score.value for score in by_system.get("alone", [])]
+            value = scores.score([kept]).row(text.pair).scores[metric]
+            by_system.setdefault(system, []).append(value)
+        seeds = [value.value for value in by_system.get("alone", [])]
         return Row(
             code,
             text.examples,
@@ -207,10 +227,10 @@ def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
 
 
 def report(
-    text: Path, folder: Path, page: Path, picture: Path, chosen: Sequence[languages.Scarce]
+    text: Path, results: Path, page: Path, picture: Path, chosen: Sequence[languages.Scarce]
 ) -> None:
-    """Write the page and the picture of the runs in a folder."""
-    runs = Runs(folder)
+    """Write the page and the picture of the results in a file."""
+    runs = Runs(text, read_results(results))
     scarce = [each.code for each in chosen]
     every = languages.all_of(chosen)
     parts = ["# Scores of languages with little text", *_INTRODUCTION]
@@ -228,9 +248,9 @@ def report(
         means = [mean_row("little text", little), mean_row("relatives", relatives)]
         parts += [f"## {metric} of all languages{note}", table([*means, *rows], KINDS)]
     costs: dict[str, float] = {}
-    for path in sorted(folder.rglob("cost.json")):
-        kind = path.relative_to(folder).parts[0]
-        costs[kind] = costs.get(kind, 0.0) + core_minutes(path.parent)
+    for name in sorted(runs.results):
+        kind = name.partition("/")[0]
+        costs[kind] = costs.get(kind, 0.0) + runs.results[name].core_minutes
     lines = [["runs", "core minutes"], *([kind, f"{costs[kind]:.0f}"] for kind in costs)]
     parts += ["## Cost", markdown.table(lines)]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -240,12 +260,12 @@ def main() -> None:
     """Write the report of the runs that are there."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
-    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
+    parser.add_argument("--results", type=Path, required=True, help="of the runs")
     parser.add_argument("--page", type=Path, required=True, help="Markdown to write")
     parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
-    report(options.text, options.folder, options.page, options.picture, chosen)
+    report(options.text, options.results, options.page, options.picture, chosen)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,62 @@
-"""Runs of the trainer that go on where they were stopped, within the minutes of a sitting."""
+"""Runs of the trainer that go on where they were stopped, within the minutes of a sitting.
+
+What a run reached is a line in a file of results. A run that stands there is not trained again, so
+a file that is kept (and not the checkpoints) is enough to go on on another machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.support import scalars
 from lingvo_gpipe.task import Task
+from lingvo_gpipe.tasks.mt.decoding import scores
 
 
 class SittingOver(Exception):  # noqa: N818 (not an error: the same command goes on)
     """The minutes of this sitting are over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What a run reached.
+
+    Attributes:
+        name: of the run: its log directory in the folder of all runs.
+        core_minutes: processor minutes of its training and evaluations.
+        evaluations: (update, accuracy, loss) of each evaluation, in their order.
+        translations: pair of languages → the translations of its test sentences.
+    """
+
+    name: str
+    core_minutes: float
+    evaluations: Sequence[tuple[int, float, float]]
+    translations: Mapping[str, Sequence[str]]
+
+    @property
+    def updates(self) -> int:
+        """Number of updates at the last evaluation."""
+        return self.evaluations[-1][0]
+
+    @property
+    def best(self) -> float:
+        """Highest accuracy of an evaluation."""
+        return max(accuracy for _, accuracy, _ in self.evaluations)
+
+
+def read_results(file: Path) -> dict[str, Result]:
+    """Return name → result, from a file with a line of JSON for each; no file has none."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return {found.name: found for found in (Result(**json.loads(line)) for line in lines)}
 
 
 class Trainer:
@@ -25,10 +64,15 @@ class Trainer:
 
     Attributes:
         folder: of all runs; each has its log directory, params and cost there.
+        results: file of what they reached.
     """
 
     def __init__(
-        self, folder: Path, minutes: float, program: Callable[[Sequence[str]], int] | None = None
+        self,
+        folder: Path,
+        minutes: float,
+        program: Callable[[Sequence[str]], int] | None = None,
+        results: Path | None = None,
     ) -> None:
         """Begin a sitting.
 
@@ -36,8 +80,10 @@ class Trainer:
             folder: see the class.
             minutes: after which it ends: the run that is trained saves a checkpoint.
             program: what runs the trainer's arguments; None: a process.
+            results: see the class; None: `results.jsonl` in the folder.
         """
         self.folder = folder
+        self.results = results or folder / "results.jsonl"
         self._ends_s = time.monotonic() + 60 * minutes
         self._program = program or self._by_process
 
@@ -61,20 +107,52 @@ class Trainer:
             flags = [f"--params={file}", f"--logdir={logdir}", f"--seed={seed}"]
             if checkpoint is not None:
                 flags.append(f"--checkpoint={checkpoint}")
-            self._run(logdir, ["--mode=train_eval", *flags])
+            with _cost_added(logdir / "cost.json"):
+                self._run(["--mode=train_eval", *flags])
             done.write_text(text)
         return logdir
 
-    def score(self, logdir: Path) -> Path:
-        """Translate and score the test split by a run's best checkpoint; return the folder."""
-        folder = logdir / "score"
-        if not (folder / "test.tsv").exists():
-            best = logdir / "best"
-            self._run(logdir, ["--mode=score", f"--logdir={logdir}", f"--checkpoint={best}"])
-        return folder
+    def result(
+        self,
+        name: str,
+        params: Task.Params,
+        seed: int,
+        start: Callable[[], Path] | None = None,
+        *,
+        translates: bool = False,
+    ) -> Result:
+        """Return what a run reached; train it, or go on, if it has no result.
 
-    def _run(self, logdir: Path, arguments: Sequence[str]) -> None:
-        """Run the trainer; add what it cost to the run's file.
+        Args:
+            name: of the run.
+            params: its task.
+            seed: of its weights and data.
+            start: returns the checkpoint of the weights that it starts from; None: random ones.
+            translates: whether the result needs the translations of its best checkpoint.
+        """
+        found = read_results(self.results).get(name)
+        if found is None or (translates and not found.translations):
+            logdir = self.train(name, params, seed, start and start())
+            found = Result(
+                name,
+                round(core_minutes(logdir), 2),
+                evaluations(logdir),
+                self._translations(logdir) if translates else {},
+            )
+            line = json.dumps(dataclasses.asdict(found), ensure_ascii=False)
+            with open(self.results, "a", encoding="utf-8") as file:
+                file.write(f"{line}\n")  # in one piece: another command may write, too
+        return found
+
+    def _translations(self, logdir: Path) -> dict[str, Sequence[str]]:
+        """Translate and score the test split by a run's best checkpoint."""
+        if not (logdir / "score" / "test.tsv").exists():
+            self._run(["--mode=score", f"--logdir={logdir}", f"--checkpoint={logdir / 'best'}"])
+        texts, _ = scores.read(logdir / "score", "test")
+        return {text.pair: text.hypotheses for text in texts}
+
+    def _run(self, arguments: Sequence[str]) -> None:
+        """Run the trainer.
 
         Raises:
             SittingOver: the sitting is over.
@@ -82,8 +160,7 @@ class Trainer:
         """
         if time.monotonic() > self._ends_s:
             raise SittingOver
-        with _cost_added(logdir / "cost.json"):
-            code = self._program(arguments)
+        code = self._program(arguments)
         if code:
             if time.monotonic() > self._ends_s:
                 raise SittingOver
@@ -101,19 +178,21 @@ class Trainer:
                 process.wait()
 
 
-def sit(runs: Iterable[Path]) -> None:
-    """Print the folder of each run as it is done, until the sitting is over or interrupted."""
+def sit(results: Iterable[Result]) -> None:
+    """Print the name of each run as it is done, until the sitting is over or interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the trainer's process, too
     try:
-        for folder in runs:
-            print(folder, flush=True)
+        for found in results:
+            print(found.name, flush=True)
     except (SittingOver, KeyboardInterrupt):
         print("the sitting is over; the same command goes on")
 
 
-def accuracies(logdir: Path) -> list[scalars.Point]:
-    """Return the accuracies of a run's evaluations, in their order."""
-    return scalars.read(logdir / "eval")["accuracy"]
+def evaluations(logdir: Path) -> list[tuple[int, float, float]]:
+    """Return (update, accuracy, loss) of a run's evaluations, in their order."""
+    points = scalars.read(logdir / "eval")
+    pairs = zip(points["accuracy"], points["loss"], strict=True)
+    return [(a.step, round(a.value, 5), round(b.value, 5)) for a, b in pairs]
 
 
 def core_minutes(logdir: Path) -> float:

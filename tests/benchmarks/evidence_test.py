@@ -27,7 +27,6 @@ PLAN = many.Plan(
     tuning_steps=2,
     vocabulary=(330, 340),
     tokens=(512, 512),
-    dtype="float32",
 )
 
 

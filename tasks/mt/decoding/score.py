@@ -82,8 +82,8 @@ def sentences_to_translate(
     examples = {span.pair: span.count for span in records.split(trained).spans}
     spans = [span for span in records_split.spans if span.pair in source.pairs and span.count]
     chosen = []
-    for span in _spaced(spans, max_pairs):
-        places = _spaced(range(span.count), max_sentences)
+    for span in spaced(spans, max_pairs):
+        places = spaced(range(span.count), max_sentences)
         lines = records.text(split, span.pair)
         chosen.append(
             PairSentences(
@@ -102,7 +102,7 @@ def sentences_to_translate(
     return chosen
 
 
-def _spaced(items: Sequence[_Item], most: int | None) -> list[_Item]:
+def spaced(items: Sequence[_Item], most: int | None) -> list[_Item]:
     """Return at most `most` of the items, evenly spaced; None: all."""
     count = len(items) if most is None else min(most, len(items))
     return [items[number * len(items) // count] for number in range(count)]

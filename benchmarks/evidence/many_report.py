@@ -107,12 +107,15 @@ class Runs:
         for system, name in systems.items():
             for found in self.of(name.format(code)):
                 if pair in found.translations:
-                    yield system, scores.PairTranslations(
-                        pair,
-                        self._training[code],
-                        found.translations[pair],
-                        self._lines(code, "en"),
-                        self._lines(code, code),
+                    yield (
+                        system,
+                        scores.PairTranslations(
+                            pair,
+                            self._training[code],
+                            found.translations[pair],
+                            self._lines(code, "en"),
+                            self._lines(code, code),
+                        ),
                     )
 
     def _lines(self, code: str, language: str) -> list[str]:

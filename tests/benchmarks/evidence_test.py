@@ -106,12 +106,15 @@ def tables_of(page: Path) -> dict[str, list[list[str]]]:
 def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path: Path) -> None:
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
     comparison = many.Comparison(PLAN, CHOSEN, text, train)
-    folders = list(comparison.scores())
-    for folder in folders:
-        assert (folder / "test.tsv").exists(), folder
-    assert list(comparison.scores(["xx"])) == folders[:-2]  # without `proportional` and `deep`
+    names = [found.name for found in comparison.results()]
+    first, second = "alone/xx/tiny_0.1_seed_0", "alone/xx/tiny_0.1_seed_1"
+    assert names == ["many", first, first, second, "continued/xx", "proportional", "deep"]
+    assert all(runs.read_results(train.results)[name].translations for name in names)
+    shutil.rmtree(tmp_path / "runs/many")  # as on another machine
+    assert [each.name for each in comparison.results(["many", "cont"])] == ["many", "continued/xx"]
+    assert not (tmp_path / "runs/many").exists()
     page, picture = tmp_path / "many.md", tmp_path / "many.png"
-    many_report.report(text, tmp_path / "runs", page, picture, CHOSEN)
+    many_report.report(text, train.results, page, picture, CHOSEN)
     tables = tables_of(page)
     head, row, mean = tables["chrF of twelve languages"]
     assert head[:5] == ["language", "training", "test", "alone", "± seeds"]
@@ -160,9 +163,9 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
         images={6: 2}, tuning_seeds=(1,),
     )  # fmt: skip
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
-    logdirs = list(images.Comparison(plan, pictures, pictures, train).runs())
-    assert len(logdirs) == 2 * 3 + 1 + 2
-    found = images_report.rows(tmp_path / "runs")
+    results = list(images.Comparison(plan, pictures, pictures, train).results())
+    assert len(results) == 2 * 3 + 1 + 2
+    found = images_report.rows(runs.read_results(train.results).values())
     assert images_report.table(found).count("\n") == 1 + len(found)
     images_report.draw(found, tmp_path / "images.png")
     by_run = {row.name: row for row in found}

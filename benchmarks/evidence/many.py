@@ -72,7 +72,7 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     many_dropout: float = 0.3
     deep: Size = Size(6, 384, 2, 192)
-    steps: tuple[int, int] = (3_200, 5_000)
+    steps: tuple[int, int] = (3_200, 3_200)
     intervals: tuple[int, int] = (160, 200)
     tuning_steps: int = 800
     vocabulary: tuple[int, int] = (2_000, 8_000)

@@ -60,7 +60,8 @@ class Plan:
             training ends when the accuracy has not risen in three of them.
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
-        tokens: of a mini-batch of one language, and of all.
+        tokens: of a mini-batch of one language, and of all. With 512 of one language, chrF of the
+            best kind was 34.7 and 31.8 (fur, two seeds); with 1,024 it was 38.3, 37.4 and 36.3.
         sentences: of a language that are translated at most; all of those with little text.
     """
 
@@ -74,9 +75,9 @@ class Plan:
     deep: Size = Size(6, 384, 2, 192)
     steps: tuple[int, int] = (3_200, 3_200)
     intervals: tuple[int, int] = (160, 200)
-    tuning_steps: int = 800
+    tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)
-    tokens: tuple[int, int] = (512, 4_096)
+    tokens: tuple[int, int] = (1_024, 4_096)
     sentences: int = languages.SENTENCES
 
 

@@ -197,7 +197,10 @@ def test_metadata_names_versions_and_license_and_no_address(
 def test_wheel_of_the_sdist_holds_the_same(source: Path, tmp_path: Path) -> None:
     sdist = build("sdist", source, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(tmp_path / "unpacked", filter="data")
+        else:  # Python before 3.11.4, such as Debian 12's
+            archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     wheel = zipfile.ZipFile(build("wheel", unpacked, tmp_path / "wheel"))
     found = {name for name in wheel.namelist() if name.endswith(".py")}

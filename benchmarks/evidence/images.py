@@ -65,7 +65,12 @@ class Plan:
 
 
 def resnet(width: int, classes: int, size: int) -> Any:
-    """Return a ResNet-20 (He et al. 2015, section 4.2) as a Keras model; it reads `image`."""
+    """Return a ResNet-20 (He et al. 2015, section 4.2) as a Keras model; it reads `image`.
+
+    As there, a shortcut to more channels takes every second pixel and adds channels of zeros. (A
+    1×1 convolution of fewer than 16 channels with a stride would let oneDNN write beyond its
+    memory: uxlfoundation/oneDNN#6035.)
+    """
     import keras
 
     def conv(x: Any, filters: int, size: int, stride: int) -> Any:
@@ -74,6 +79,12 @@ def resnet(width: int, classes: int, size: int) -> Any:
         )
         return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(convolution(x))
 
+    def shortcut(x: Any, filters: int) -> Any:
+        zeros = (filters - x.shape[-1]) // 2
+        # `channels_first` takes the last dimension for one to pad, which here is the channels.
+        pad = keras.layers.ZeroPadding2D(((0, 0), (zeros, zeros)), data_format="channels_first")
+        return pad(keras.layers.AveragePooling2D(1, strides=2)(x))
+
     inputs = keras.Input([size, size, 3], name="image")
     x = keras.layers.ReLU()(conv(inputs, width, 3, 1))
     for stage in range(3):
@@ -81,7 +92,7 @@ def resnet(width: int, classes: int, size: int) -> Any:
             filters, stride = width * 2**stage, 2 if stage and not block else 1
             branch = keras.layers.ReLU()(conv(x, filters, 3, stride))
             branch = conv(branch, filters, 3, 1)
-            skip = x if x.shape == branch.shape else conv(x, filters, 1, stride)
+            skip = x if x.shape == branch.shape else shortcut(x, filters)
             x = keras.layers.ReLU()(keras.layers.add([branch, skip]))
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(x))

@@ -55,14 +55,13 @@ class Plan:
         many: size of the model of all languages.
         many_dropout: of it, and of the deep one. With 0.1 its loss rose after 1,000 updates.
         deep: a model of as many parameters with twice the layers.
-        steps: updates of a model of one language at most, and of all.
+        steps: updates of a model at most.
         intervals: updates between two evaluations, of a model of one language and of all. A
             training ends when the accuracy has not risen in three of them.
         tuning_steps: updates of a continued model at most.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all. With 512 of one language, chrF of the
             best kind was 34.7 and 31.8 (fur, two seeds); with 1,024 it was 38.3, 37.4 and 36.3.
-        sentences: of a language that are translated at most; all of those with little text.
         dtype: of products; `mixed_bfloat16` is faster on a CPU with instructions for it.
     """
 
@@ -74,12 +73,11 @@ class Plan:
     many: Size = Size(3, 768, 4, 192)
     many_dropout: float = 0.3
     deep: Size = Size(6, 384, 2, 192)
-    steps: tuple[int, int] = (3_200, 3_200)
+    steps: int = 3_200
     intervals: tuple[int, int] = (160, 200)
     tuning_steps: int = 400
     vocabulary: tuple[int, int] = (2_000, 8_000)
     tokens: tuple[int, int] = (1_024, 4_096)
-    sentences: int = languages.SENTENCES
     dtype: str = "float32"
 
 
@@ -103,16 +101,22 @@ class Comparison:
         self._trainer = trainer
 
     def results(self, only: Sequence[str] = ()) -> Iterator[Result]:
-        """Yield the result of each run.
+        """Return an iterator over the results of all runs, each made when it is reached.
 
         The model of all languages comes first, so that the first language can be compared.
 
         Args:
-            only: beginnings of the runs' names; empty: all runs.
+            only: beginnings of the kinds' names, such as `alone/ace`; empty: all runs.
+
+        Raises:
+            ValueError: one of them is the beginning of no kind's name.
         """
-        for name, results in self._kinds():
-            if not only or name.startswith(tuple(only)):
-                yield from results()
+        kinds = dict(self._kinds())
+        for beginning in only:
+            if not any(name.startswith(beginning) for name in kinds):
+                raise ValueError(f"{beginning} is none of {', '.join(kinds)}")
+        asked = (kinds[name] for name in kinds if not only or name.startswith(tuple(only)))
+        return itertools.chain.from_iterable(results() for results in asked)
 
     def _kinds(self) -> Iterator[tuple[str, Callable[[], Iterable[Result]]]]:
         yield "many", lambda: [self._of_all("many")]
@@ -129,7 +133,7 @@ class Comparison:
         found = {}
         for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
             kind = f"alone/{code}/{name}_{dropout}_seed_"
-            task = self._task(size, dropout, plan.steps[0], f"{code}:en")
+            task = self._task(size, dropout, plan.steps, f"{code}:en")
             found[kind] = result(f"{kind}{first}", task, first), task
             yield found[kind][0]
         best = max(found, key=lambda kind: found[kind][0].best)
@@ -151,7 +155,7 @@ class Comparison:
         plan = self.plan
         size = plan.deep if kind == "deep" else plan.many
         temperature = 1.0 if kind == "proportional" else 5.0
-        return self._task(size, plan.many_dropout, plan.steps[1], temperature=temperature)
+        return self._task(size, plan.many_dropout, plan.steps, temperature=temperature)
 
     def _continued(self, code: str) -> Iterator[Result]:
         """Yield the result of the model of all languages, continued on one of them."""
@@ -210,7 +214,7 @@ class Comparison:
         )
         if is_one:  # small enough for one core
             task.model.set(num_partitions=1, num_micro_batches=1, recompute="never")
-        task.score.max_sentences = plan.sentences
+        task.score.max_sentences = languages.SENTENCES
         task.model.dtype = plan.dtype
         task.train.save_interval_steps = plan.intervals[not is_one]
         task.eval.set(best="accuracy", best_is="highest", patience=3)
@@ -230,7 +234,12 @@ def main() -> None:
     chosen = languages.choose(languages.count(options.text))
     trainer = Trainer(options.folder, options.minutes, results=options.results)
     only = [name for name in options.only.split(",") if name]
-    sit(Comparison(Plan(dtype=options.dtype), chosen, options.text, trainer).results(only))
+    comparison = Comparison(Plan(dtype=options.dtype), chosen, options.text, trainer)
+    try:
+        results = comparison.results(only)
+    except ValueError as error:
+        parser.error(f"--only: {error}")
+    sit(results)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Runs of the trainer that go on where they were stopped, within the minutes of a sitting.
 
 What a run reached is a line in a file of results. A run that stands there is not trained again, so
-a file that is kept (and not the checkpoints) is enough to go on on another machine.
+a file that is kept (and not the checkpoints) is enough to go on on another machine. Results
+of another plan need a file of their own.
 """
 
 from __future__ import annotations

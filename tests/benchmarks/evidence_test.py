@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.evidence import images, images_report, languages, many, many_report, runs
@@ -22,7 +23,7 @@ PLAN = many.Plan(
     seeds=(0, 1),
     many=TINY,
     deep=TINY,
-    steps=(4, 4),
+    steps=4,
     intervals=(2, 2),
     tuning_steps=2,
     vocabulary=(330, 340),
@@ -110,9 +111,16 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     first, second = "alone/xx/tiny_0.1_seed_0", "alone/xx/tiny_0.1_seed_1"
     assert names == ["many", first, first, second, "continued/xx", "proportional", "deep"]
     assert all(runs.read_results(train.results)[name].translations for name in names)
+    written, _ = scores.read(tmp_path / "runs/many/score", "test")
+    read = many_report.Runs(text, runs.read_results(train.results))
+    assert written == [
+        dict(read.translations(many_report.KINDS, c))["together"] for c in ("yy", "xx")
+    ]
     shutil.rmtree(tmp_path / "runs/many")  # as on another machine
     assert [each.name for each in comparison.results(["many", "cont"])] == ["many", "continued/xx"]
     assert not (tmp_path / "runs/many").exists()
+    with pytest.raises(ValueError, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
+        comparison.results(["alone/yy"])
     page, picture = tmp_path / "many.md", tmp_path / "many.png"
     many_report.report(text, train.results, page, picture, CHOSEN)
     tables = tables_of(page)
@@ -141,6 +149,16 @@ def pictures(tmp_path: Path) -> Path:
                 pixels = image_files.pixels(100 * number + n, 32, 32)
                 image_files.write(tmp_path / "pictures" / split / name / f"{n}.png", pixels)
     return tmp_path / "pictures"
+
+
+def test_shortcuts_of_the_resnet_add_channels_of_zeros() -> None:
+    network = images.resnet(4, 10, 8)
+    kinds = [type(layer).__name__ for layer in network.layers]
+    assert (kinds.count("Conv2D"), kinds.count("ZeroPadding2D")) == (19, 2)
+    first = network.layers[kinds.index("ZeroPadding2D")]
+    padded = first(np.ones([1, 2, 3, 4], np.float32))
+    assert padded.shape == (1, 2, 3, 8)
+    assert padded[0, 1, 2].numpy().tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
 
 
 def test_some_images_of_each_class_are_drawn_by_seed(pictures: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import fnmatch
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ class Row:
         training: pairs.
         sentences: that are scored.
         scores: system → its score, for the systems that have translated it.
-        deviation: of the seeds of its own models.
+        deviation: of the seeds of its own models; NaN for fewer than two.
         minutes: system → core minutes of the runs that the language has of its own.
     """
 
@@ -189,7 +190,7 @@ def table(rows: Sequence[Row], systems: Mapping[str, str]) -> str:
         found = each.scores
         values = [_cell(found[name]) if name in found else "" for name in systems]
         if own:
-            values.insert(1, f"{each.deviation:.1f}")
+            values.insert(1, "" if math.isnan(each.deviation) else f"{each.deviation:.1f}")
         lines.append([each.name, f"{each.training:,}", f"{each.sentences:,}", *values])
         lines[-1] += [
             _cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""

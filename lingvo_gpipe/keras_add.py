@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import numpy as keras_numpy
 
+_SPARSE = tf.SparseTensor | tf.IndexedSlices
+
 
 def correct() -> None:
     """Let Keras' addition, from now on, add a column as a column."""
@@ -22,8 +24,10 @@ def correct() -> None:
 
     @functools.wraps(original)
     def add(x1: Any, x2: Any) -> Any:
-        if not _is_column(x2):
+        if isinstance(x1, _SPARSE) or not _is_column(x2):
             return original(x1, x2)
+        if not isinstance(x1, int | float):
+            x1 = keras.ops.convert_to_tensor(x1)
         dtype = keras.backend.result_type(getattr(x1, "dtype", type(x1)), x2.dtype)
         return tf.add(*(keras.ops.convert_to_tensor(x, dtype) for x in (x1, x2)))
 
@@ -32,7 +36,7 @@ def correct() -> None:
 
 def _is_column(x: Any) -> bool:
     """Whether it is a dense array or tensor of several axes whose last one has size 1."""
-    if isinstance(x, tf.SparseTensor | tf.IndexedSlices) or not hasattr(x, "shape"):
+    if isinstance(x, _SPARSE) or not hasattr(x, "shape"):
         return False
     shape = tf.TensorShape(x.shape)
     return shape.rank is not None and shape.rank > 1 and shape[-1] == 1

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from lingvo_gpipe import hyperparams
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.layers import base, trials
 from lingvo_gpipe.layers.context import Context
@@ -123,11 +123,7 @@ class Objective(hyperparams.Opaque):
         # Of several losses for a single output, Keras uses the first.
         losses = compiled._flat_losses if nested else compiled._flat_losses[:1]
         self.terms = tuple(
-            Term(
-                f"loss_{number}",
-                1.0 if loss.loss_weights is None else float(loss.loss_weights),
-                "kept",
-            )
+            Term(f"loss_{number}", _coefficient(loss.loss_weights), "kept")
             for number, loss in enumerate(losses)
         )
 
@@ -185,6 +181,20 @@ class Objective(hyperparams.Opaque):
         ):
             self._compiled.call(*self.names.arguments(values))
         return calls
+
+
+def _coefficient(weight: Any) -> float:
+    """Return the weight of a loss.
+
+    Raises:
+        LayerError: it may change while the model trains.
+    """
+    if isinstance(weight, tf.Variable | keras.Variable):
+        raise errors.LayerError(
+            "loss_weights has a variable, whose changes a pipeline would not see. Give numbers; to "
+            "change them, call compile again with optimizer=model.optimizer"
+        )
+    return 1.0 if weight is None else float(weight)
 
 
 class MetricSums(hyperparams.Opaque):

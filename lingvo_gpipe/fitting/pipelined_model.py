@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import variables
 from lingvo_gpipe.fitting.compiled import Names
 from lingvo_gpipe.fitting.pipelines import LossPipeline, Pipelines
+from lingvo_gpipe.keras_layers.trace import ACTIVITY
 from lingvo_gpipe.nests import Nest
-from lingvo_gpipe.pipelining import Result
+from lingvo_gpipe.pipelining import PipeliningLayer, Result
 
 
 class PipelinedModel(keras.Model):
@@ -100,6 +102,7 @@ class PipelinedModel(keras.Model):
             "cuts": None if cuts is None else tuple(cuts),
             "device_memory": device_memory,
             "jit_compile": jit_compile,
+            "seed": random.randrange(2**31),  # follows keras.utils.set_random_seed
         }
         self._pipelines = Pipelines(model, settings, adapts=adapt_to_memory)
         self.train_function: Any = None
@@ -174,9 +177,9 @@ class PipelinedModel(keras.Model):
         _refuse_own_steps(self.model)
         super().compile(*args, jit_compile=False, **kwargs)
         self.model.compile(*args, jit_compile=jit_compile, **kwargs)
-        self.model.optimizer = self.optimizer
+        self.optimizer = self.model.optimizer  # which scales losses if the model is in float16
         self._has_slots = False
-        self._pipelines.forget_losses(jit_compile=bool(self.model.jit_compile))
+        self._pipelines.forget(jit_compile=bool(self.model.jit_compile))
 
     def make_train_function(self, force: bool = False) -> None:
         """Make what `fit` calls for some mini-batches."""
@@ -196,11 +199,33 @@ class PipelinedModel(keras.Model):
             self.predict_function = self._predict_batches
 
     def call(self, inputs: Nest, training: bool | None = None) -> Nest:
-        """Return the outputs of the model, by the pipeline; differentiable."""
+        """Return the outputs of the model, by the pipeline; differentiable.
+
+        In training each call draws other random numbers, updates moving statistics and adds losses
+        of layers to `losses`, as in Keras.
+        """
         fields = self._pipelines.inputs(inputs)
-        return self._pipelines.predicting(fields)(fields, training=bool(training))
+        pipe = self._pipelines.predicting(fields)
+        if not training:
+            return pipe(fields)
+        ctx = pipe.context(
+            training=True, step=tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64)
+        )
+        outputs = pipe(fields, ctx=ctx)
+        self._assign_statistics(pipe, ctx.collected.moments)
+        weights = pipe.loss_weights(fields)
+        for name, total in ctx.collected.losses.items():
+            if name.endswith(f"/{ACTIVITY}"):  # Keras finds those of weights by itself
+                self.add_loss(total / tf.cast(weights[name], total.dtype))
+        return outputs
+
+    def _assign_statistics(self, pipe: PipeliningLayer, moments: Mapping[str, Nest]) -> None:
+        for path, value in pipe.merge_moments(moments).items():
+            self._pipelines.variables[path].assign(value)
 
     def _on_batches(self, run: Callable[[Any], dict[str, Any]]) -> Callable[[Iterable[Any]], Any]:
+        run = self._autoconvert_optionals(run)  # a generator's None
+
         def function(batches: Iterable[Any]) -> dict[str, Any]:
             logs = None
             self._counts_examples = self.run_eagerly or _has_known_size(batches)
@@ -218,11 +243,16 @@ class PipelinedModel(keras.Model):
             raise errors.InputError(
                 "nothing would be trained: the data has no labels y, and no layer adds a loss"
             )
-        scale = getattr(self.optimizer, "dynamic_scale", None)
+        if not self._has_slots:
+            variables.build(self.optimizer, self.model.trainable_variables)
+            self._has_slots = True
+            self._step = max(self._step, int(self.optimizer.iterations))  # of a loaded one
+        one = tf.constant(1.0)
+        scale = self.optimizer.scale_loss(one)
         result = run.pipe.value_and_gradients(
             fields,
             step=self._step,
-            loss_scale=None if scale is None else tf.convert_to_tensor(scale.value),
+            loss_scale=None if scale is one else scale,
             outputs=self._reads_outputs(run),
         )
         self._step += 1
@@ -262,9 +292,6 @@ class PipelinedModel(keras.Model):
         run = pipelines.with_losses(
             fields, names, self._compile_loss, self._compile_metrics, self.optimizer
         )
-        if self.optimizer is not None and not self._has_slots:
-            variables.build(self.optimizer, self.model.trainable_variables)
-            self._has_slots = True
         return fields, run
 
     # --- Updates and metrics ---------------------------------------------------------------------
@@ -277,9 +304,8 @@ class PipelinedModel(keras.Model):
         measured: Measured,
     ) -> dict[str, tf.Tensor]:
         """Update weights, statistics and metrics; return the logs."""
+        self._assign_statistics(run.pipe, moments)
         by_path = self._pipelines.variables
-        for path, value in run.pipe.merge_moments(moments).items():
-            by_path[path].assign(value)
         reached = {id(by_path[path]): gradients[path] for path in gradients if path in run.reached}
         trained = self.model.trainable_variables  # in the order in which Keras saves their slots
         with variables.unreduced(self.optimizer):

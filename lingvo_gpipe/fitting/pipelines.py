@@ -75,6 +75,7 @@ class Pipelines:
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
         self.settings = dict(settings)
+        self._always_compiles = settings["jit_compile"]
         self._adapts = adapts
         self._is_settled = False  # for the optimizer of `compile`
         self._is_divisible = True  # whether the losses of `compile` are sums over examples
@@ -89,10 +90,11 @@ class Pipelines:
             self._network = keras_layers.from_keras_model(self._model, keras_updates=True)
         return self._network
 
-    def forget_losses(self, *, jit_compile: bool) -> None:
-        """Make pipelines with losses again when they are next needed: the model was compiled."""
-        self.settings["jit_compile"] |= jit_compile
+    def forget(self, *, jit_compile: bool) -> None:
+        """Make pipelines again when they are next needed: the model was compiled."""
+        self.settings["jit_compile"] = self._always_compiles or jit_compile
         self._with_losses.clear()
+        self._predicting = None
         self._is_settled = False
         self._is_divisible = True
 
@@ -181,10 +183,17 @@ class Pipelines:
             settings["cuts"] = analyze(self._params([], **until_chosen), specs(inputs)).cuts
         pipe: PipeliningLayer = self._params(losses, **until_chosen).instantiate()
         pipe.build(fields, {path: v.value for path, v in self.variables.items()})
-        if not self.variables:
-            self.variables = variables.by_path(network.calls)
-            variables.share(self.variables, pipe.by_path)
+        self._share(pipe)
         return pipe
+
+    def _share(self, pipe: PipeliningLayer) -> None:
+        """Let the model have the variables that a pipeline has created."""
+        found = variables.by_path(self.network.calls).items()
+        new = {path: variable for path, variable in found if path not in self.variables}
+        if new:
+            variables.share(new, pipe.by_path)
+            self.variables |= new
+            variables.retrace(self._model)
 
     def _params(self, losses: Sequence[Layer.Params], **changes: Any) -> PipeliningLayer.Params:
         """Return the params of the network with these losses in its last cell."""

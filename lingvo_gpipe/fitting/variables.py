@@ -1,8 +1,8 @@
 """One set of variables for a Keras model, its optimizer and its pipeline, on the cells' devices.
 
 This module alone uses the private attribute in which Keras keeps the TensorFlow variable of one of
-its own (`keras.Variable._value`), through which goes everything that Keras does with it, the
-index by which an optimizer finds the slots of a weight, and where it would sum gradients.
+its own (`keras.Variable._value`), through which goes everything that Keras does with it, what an
+optimizer and a tape know of that variable, and where an optimizer would sum gradients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,18 @@ def share(of_model: Mapping[str, keras.Variable], created: Mapping[str, packing.
         created: path → variable of the pipeline.
     """
     for path, variable in of_model.items():
-        variable._value = created[path]
+        before, after = variable._value, created[path]
+        # An optimizer knows its slots, and what does not decay, by the id; a tape asks the other.
+        after._unique_id, after._trainable = before._unique_id, before.trainable
+        variable._value = after
+
+
+def retrace(model: keras.Model) -> None:
+    """Let a model, and the models in it, trace their functions again, with their new variables."""
+    for each in model._flatten_layers():
+        for name in ("train", "test", "predict", "generate"):
+            if getattr(each, f"{name}_function", None) is not None:
+                setattr(each, f"{name}_function", None)
 
 
 def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variable]) -> None:
@@ -65,8 +76,6 @@ def build(optimizer: keras.optimizers.Optimizer, trained: Sequence[keras.Variabl
         return
     devices = {v.path.replace("/", "_"): v.value.device for v in trained}
     for each in _with_inner(optimizer):
-        weights = each._trainable_variables
-        each._trainable_variables_indices = {each._var_key(v): n for n, v in enumerate(weights)}
         for slot in each.variables:
             owners = [path for path in devices if f"/{path}_" in f"/{slot.path}"]
             if owners:

@@ -1,0 +1,198 @@
+"""What a wrapped model, its optimizer and its random numbers are before and between updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.fitting import PipelinedModel
+
+X = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
+Y = X[:, :2]
+
+
+def network(*between: layers.Layer, seed: int = 1) -> keras.Model:
+    """Return a model of two layers, `first` and `last`, and others between."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input([6])
+    x = layers.Dense(8, activation="tanh", name="first")(inputs)
+    for layer in between:
+        x = layer(x)
+    return keras.Model(inputs, layers.Dense(2, name="last")(x))
+
+
+def both(
+    optimizer: Callable[[keras.Model], keras.optimizers.Optimizer],
+    steps: int = 3,
+    **compiled: Any,
+) -> None:
+    """Compare the weights of a pipelined model after some updates with those of the plain one."""
+    results = []
+    for pipelined in (True, False):
+        model = network()
+        chosen = optimizer(model)
+        run = PipelinedModel(model, 2, 3) if pipelined else model
+        run.compile(chosen, "mse", **compiled)
+        for _ in range(steps):
+            run.train_on_batch(X, Y)
+        results.append(model.get_weights())
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def excluding(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return an optimizer that lets the kernel of the first layer be as large as it is."""
+    adam = keras.optimizers.AdamW(1e-3, weight_decay=10.0)
+    adam.exclude_from_weight_decay(var_list=[model.get_layer("first").kernel])
+    return adam
+
+
+def test_a_weight_that_an_optimizer_knows_does_not_decay() -> None:
+    both(excluding)
+
+
+@pytest.mark.parametrize("factor", [None, 64.0])
+def test_gradients_are_scaled_as_the_optimizer_divides_them(factor: float | None) -> None:
+    both(lambda _: keras.optimizers.SGD(0.1, loss_scale_factor=factor))
+
+
+def test_a_model_that_was_made_in_float16_scales_its_loss() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        plain = network()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model = PipelinedModel(plain, 2, 2)
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert model.optimizer is plain.optimizer
+
+
+@pytest.mark.parametrize("batch", [(X, Y, None), (X, (Y, None), (X[:, 0], None))])
+def test_a_generator_may_leave_something_out(batch: Any) -> None:
+    def batches() -> Iterator[Any]:
+        while True:
+            yield batch
+
+    model = network()
+    if isinstance(batch[1], tuple):
+        model = keras.Model(model.input, [model.output, model.get_layer("first").output])
+    losses = []
+    for run in (model, PipelinedModel(model, 2, 3)):
+        run.compile(keras.optimizers.SGD(0.0), ["mse", None][: len(model.outputs)])
+        losses.append(
+            run.fit(batches(), steps_per_epoch=2, shuffle=False, verbose=0).history["loss"]
+        )
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_compile_may_turn_xla_off_again() -> None:
+    model = PipelinedModel(network(), 2)
+    for asked in (True, False):
+        model.compile("sgd", "mse", jit_compile=asked)
+        assert model.settings["jit_compile"] is asked
+    always = PipelinedModel(network(), 2, jit_compile=True)
+    always.compile("sgd", "mse", jit_compile=False)
+    assert always.settings["jit_compile"]
+
+
+def test_dropout_draws_by_the_seed_of_keras() -> None:
+    def losses(seed: int, iterations: int = 0) -> list[float]:
+        model = network(layers.Dropout(0.5))
+        keras.utils.set_random_seed(seed)
+        model = PipelinedModel(model, 2, 3)
+        sgd = keras.optimizers.SGD(0.0)
+        sgd.iterations.assign(iterations)
+        model.compile(sgd, "mse")
+        return [float(model.train_on_batch(X, Y)) for _ in range(3)]
+
+    first = losses(1)
+    assert len(set(first)) == 3
+    assert losses(1) == first
+    assert not set(losses(2)) & set(first)
+    assert losses(1, iterations=2)[0] == first[2]  # as from a file
+
+
+def test_a_call_in_training_draws_and_updates_statistics() -> None:
+    noisy = PipelinedModel(network(layers.Dropout(0.5)), 2, 3)
+    assert len({float(tf.reduce_sum(noisy(X, training=True))) for _ in range(4)}) == 4
+    assert np.array_equal(noisy(X), noisy(X))
+    sums, means = [], []
+    for pipelined in (True, False):
+        batch_norm = layers.BatchNormalization(momentum=0.5)
+        model = network(layers.ActivityRegularization(l2=1.0), batch_norm)
+        model.get_layer("last").kernel_regularizer = keras.regularizers.L2(0.1)
+        run = PipelinedModel(model, 2, 1) if pipelined else model
+        run(X, training=True)
+        sums.append([float(loss) for loss in run.losses])
+        means.append(batch_norm.moving_mean.numpy())
+    assert np.any(means[0])
+    np.testing.assert_allclose(*means, rtol=1e-5)
+    np.testing.assert_allclose(*map(sorted, sums), rtol=1e-5)
+
+
+def test_an_evaluation_makes_no_variables_of_the_optimizer() -> None:
+    model = PipelinedModel(network(), 2, 3)
+    model.compile("adam", "mse")
+    model.evaluate(X, Y, verbose=0)
+    assert not model.optimizer.built
+    model.train_on_batch(X, Y)
+    assert model.optimizer.built
+
+
+def test_models_that_were_called_before_see_the_trained_weights() -> None:
+    encoder, decoder = network(), network()
+    inputs = keras.Input([6])
+    whole = keras.Model(inputs, decoder(layers.Dense(6)(encoder(inputs))))
+    encoder.predict(X, verbose=0)
+    model = PipelinedModel(whole, 2, 3)
+    model.compile("sgd", "mse")
+    whole.evaluate(X, Y, verbose=0)
+    model.train_on_batch(X, Y)
+    np.testing.assert_allclose(encoder.predict(X, verbose=0), encoder(X), rtol=1e-5)
+    np.testing.assert_allclose(
+        whole.evaluate(X, Y, verbose=0), model.evaluate(X, Y, verbose=0), rtol=1e-5
+    )
+
+
+def test_a_layer_that_was_frozen_can_be_trained_by_keras() -> None:
+    plain = network()
+    first = plain.get_layer("first")
+    first.trainable = False
+    model = PipelinedModel(plain, 2, 3)
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+    first.trainable = True
+    before = first.kernel.numpy()
+    plain.compile(keras.optimizers.SGD(0.1), "mse")
+    plain.train_on_batch(X, Y)
+    assert np.any(before != first.kernel.numpy())
+
+
+def test_lora_may_be_enabled_after_a_prediction() -> None:
+    plain = network()
+    model = PipelinedModel(plain, 2, 3)
+    before = model.predict(X, verbose=0)
+    plain.get_layer("first").enable_lora(2)
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    for _ in range(2):
+        model.train_on_batch(X, Y)
+    after = model.predict(X, verbose=0)
+    assert np.any(before != after)
+    np.testing.assert_allclose(after, plain(X), rtol=1e-4, atol=1e-6)
+    assert np.any(plain.get_layer("first").lora_kernel_b.numpy())
+
+
+def test_a_weight_of_a_loss_that_may_change_is_refused() -> None:
+    model = PipelinedModel(network(), 2, 3)
+    model.compile("sgd", ["mse"], loss_weights=[keras.Variable(0.5)])
+    with pytest.raises(errors.LayerError, match="loss_weights has a variable"):
+        model.train_on_batch(X, Y)

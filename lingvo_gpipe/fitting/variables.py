@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -47,7 +47,7 @@ def share(of_model: Mapping[str, keras.Variable], created: Mapping[str, packing.
         created: path → variable of the pipeline.
     """
     for path, variable in of_model.items():
-        before, after = variable._value, created[path]
+        before, after = variable._value, cast(tf.Variable, created[path])  # nothing is packed here
         # An optimizer knows its slots, and what does not decay, by the id; a tape asks the other.
         after._unique_id, after._trainable = before._unique_id, before.trainable
         variable._value = after

@@ -244,5 +244,8 @@ def sweep(directory: str) -> None:
 
 
 def free_space(directory: str) -> str:
-    """Return the free space on the disk of a directory, for a message."""
-    return f"{shutil.disk_usage(directory).free / 2**20:.0f} MiB"
+    """Return the free space on the disk of a directory, for a message; it may be gone."""
+    try:
+        return f"{shutil.disk_usage(directory or '.').free / 2**20:.0f} MiB"
+    except OSError:
+        return "an unknown size"

@@ -182,7 +182,9 @@ class Checkpoints:
             self._stored = stored
             self._save(tf.constant(prefix), [each.tensor for each in stored]).numpy()
             files.finish(prefix)
-            files.discard(files.find(self.directory)[: -self._keep])
+            # One of a later step is of a run that went another way; it is older, too.
+            older = [other for other in files.find(self.directory) if other != prefix]
+            files.discard(older[: max(0, len(older) + 1 - self._keep)])
             files.sweep(self.directory)
         except (OSError, tf.errors.OpError) as error:
             with contextlib.suppress(OSError):

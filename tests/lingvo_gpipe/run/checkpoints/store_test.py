@@ -93,6 +93,22 @@ def test_older_ones_are_rotated_out_with_their_params(tmp_path: pathlib.Path) ->
     assert not list(tmp_path.glob("ckpt-3*"))
 
 
+def test_the_one_that_was_just_written_stays_beside_one_of_a_later_step(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A run that went back to an older checkpoint has a best one of a step that it left."""
+    save(tmp_path, 1400, keep=1)
+    save(tmp_path, 1100, keep=1)
+    assert names(tmp_path) == ["ckpt-1100"]
+    save(tmp_path, 1000, 1300, 1200, keep=2)
+    assert names(tmp_path) == ["ckpt-1200", "ckpt-1300"]
+
+
+def test_free_space_is_a_text_where_the_folder_is_gone(tmp_path: pathlib.Path) -> None:
+    assert files.free_space("").endswith(" MiB")  # of the working directory
+    assert files.free_space(str(tmp_path / "gone")) == "an unknown size"
+
+
 def test_a_checkpoint_is_chosen_by_path_or_directory(tmp_path: pathlib.Path) -> None:
     save(tmp_path, 3, 5)
     for path, step in (("ckpt-3", 3), ("ckpt-3.index", 3), ("", 5)):

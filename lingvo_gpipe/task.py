@@ -151,6 +151,8 @@ _FIXED = (
 )
 _MAY_CHANGE = (
     "model.layers*.slices",
+    "model.layers*.recompute",
+    "model.layers*.cost",
     "input.*data_dir",
     "input.*max_broken_share",
     "input.eval_batch_size",

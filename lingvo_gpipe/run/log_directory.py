@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import logging
 
-from lingvo_gpipe import errors, task
+from lingvo_gpipe import errors, hyperparams, task
 from lingvo_gpipe.hyperparams import text
 from lingvo_gpipe.input import Input
 from lingvo_gpipe.run import checkpoints
@@ -82,7 +82,10 @@ def check_params(
         ) from error
     if newest is None:
         return None
-    change = task.change(newest[1], params.to_text())
+    begun_with = newest[1]
+    with contextlib.suppress(errors.UserError):  # a class or field of it may not be here any more
+        begun_with = hyperparams.from_text(begun_with).to_text()  # with fields that came later
+    change = task.change(begun_with, params.to_text())
     if change.models is not None:
         there, here = change.models
         raise errors.TrainingError(f"{folder} holds a run of {there}, not of {here}. {way_out}")

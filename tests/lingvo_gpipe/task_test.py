@@ -21,6 +21,12 @@ def test_cells_per_device_may_change() -> None:
     assert task.change(tiny_task().to_text(), params.to_text()).refused == ()
 
 
+def test_how_a_layer_is_computed_may_change() -> None:
+    params = tiny_task()
+    params.model.layers[0].set(recompute=True, cost=3.0)
+    assert task.change(tiny_task().to_text(), params.to_text()).refused == ()
+
+
 def test_slices_of_layers_may_change() -> None:
     texts = []
     for slices in (1, 2):

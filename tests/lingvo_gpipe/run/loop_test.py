@@ -155,6 +155,20 @@ def test_other_params_are_refused_with_the_fields_and_the_way_out(tmp_path: Path
         loop.run(params, tmp_path)
 
 
+def test_a_run_that_began_before_a_field_was_there_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hyperparams.register_package("tests")
+    params = tiny_task(max_steps=2)
+    path = loop.run(params, tmp_path).checkpoint
+    lines = params.to_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith("model.layers[0].trainable")]
+    assert len(older) == len(lines) - 1
+    monkeypatch.setattr(checkpoints, "newest_text", lambda _: (path, "".join(older)))
+    params.train.max_steps = 3
+    assert loop.run(params, tmp_path).step == 3
+
+
 def test_two_runs_may_not_share_a_log_directory(tmp_path: Path) -> None:
     with (
         log_directory.locked(tmp_path),

@@ -16,6 +16,7 @@ by `lingvo_gpipe.run.loop`.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
@@ -77,7 +78,20 @@ class CSVLogger(Callback):
                 raise errors.ParamsError(
                     f"CSVLogger: file={self.file!r} is not the name of a file in the log directory"
                 )
-            return keras.callbacks.CSVLogger(str(logdir / self.file), append=True)
+            return _ContinuedCSVLogger(str(logdir / self.file), append=True)
+
+
+class _ContinuedCSVLogger(keras.callbacks.CSVLogger):
+    """Keras', which in a file that goes on takes the columns of the file.
+
+    Keras takes those of the next epoch, which may have others: a value that is not there is "NA".
+    """
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        super().on_train_begin(logs)
+        with open(self.filename, newline="", encoding="utf-8") as file:
+            self.keys = next(csv.reader(file), [])[1:] or None
 
 
 @dataclasses.dataclass  # without slots: callbacks set attributes of their model

@@ -421,7 +421,8 @@ class _Training:
     def _call(self, moment: str, *arguments: object) -> None:
         """Call the callbacks."""
         if self._callbacks is not None:
-            with self._watchdog.watching(f"the callbacks at step {self.state.step}, {moment}"):
+            moment_text = f"the callbacks at step {self.state.step}, {moment}"
+            with self._saving_on_error(), self._watchdog.watching(moment_text):
                 getattr(self._callbacks, moment)(*arguments)
 
     @contextlib.contextmanager

@@ -34,6 +34,9 @@ class Recorded(callbacks.Callback):
 
     def record(self, moment: str) -> None:
         CALLS.append((moment, self.model.step))
+        self.fail(moment)
+
+    def fail(self, moment: str) -> None:
         if self.params.fails_in == moment and self.model.step >= self.params.fails_at:
             raise ValueError("it is broken")
 
@@ -43,6 +46,9 @@ class Recorded(callbacks.Callback):
     def on_epoch_begin(self, epoch: int, *_: Any) -> None:
         assert epoch == self.model.step // 2
         self.record("epoch_begin")
+
+    def on_train_batch_begin(self, *_: Any, **__: Any) -> None:
+        self.fail("batch_begin")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert batch == (self.model.step - 1) % 2
@@ -130,6 +136,7 @@ def test_a_callback_may_end_a_run(tmp_path: Path) -> None:
     ("moment", "step", "restored"),
     [
         ("train_begin", 0, 0),
+        ("batch_begin", 3, 3),
         ("batch_end", 3, 3),
         ("test_end", 2, 2),
         ("epoch_end", 2, 2),
@@ -167,6 +174,19 @@ def test_metrics_of_epochs_are_a_table_that_a_resumed_run_continues(tmp_path: Pa
     params.train.callbacks = (callbacks.CSVLogger.Params(file="../x.csv"),)
     with pytest.raises(errors.ParamsError, match=r"file='\.\./x\.csv' is not the name of a file"):
         loop.run(params, tmp_path)
+
+
+def test_a_table_that_goes_on_keeps_its_columns(tmp_path: Path) -> None:
+    for epoch, logs in enumerate([{"loss": 1.0, "b": 2.0}, {"a": 3.0, "loss": 4.0}]):
+        logger = callbacks.CSVLogger.Params().make(tmp_path)
+        logger.on_train_begin()
+        logger.on_epoch_end(epoch, logs)
+        logger.on_train_end()
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [(row["epoch"], row["b"], row["loss"]) for row in rows] == [
+        ("0", "2.0", "1.0"),
+        ("1", "NA", "4.0"),
+    ]
 
 
 # --- callbacks of others --------------------------------------------------------------------------

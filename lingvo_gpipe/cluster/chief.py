@@ -15,6 +15,7 @@ from lingvo_gpipe.cluster import chief_supervisor, child, members
 
 LOST_ERRORS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError)
 """What TensorFlow raises for a worker that is gone."""
+_SHARED = ".lingvo_gpipe-shared-"  # how the name of a file begins that workers are asked for
 
 
 class Chief:
@@ -76,9 +77,9 @@ def check_shared(folder: str, workers: Mapping[str, str]) -> None:
     way_out = "Name a folder that all hosts share, by the same path"
     try:
         os.makedirs(folder, exist_ok=True)
-        for left in Path(folder).glob("shared-*"):  # by a chief that was killed
+        for left in Path(folder).glob(f"{_SHARED}*"):  # by a chief that was killed
             left.unlink(missing_ok=True)
-        mark = tempfile.NamedTemporaryFile(prefix="shared-", dir=folder)  # noqa: SIM115
+        mark = tempfile.NamedTemporaryFile(prefix=_SHARED, dir=folder)  # noqa: SIM115
     except OSError as error:
         raise errors.DeviceError(
             f"--logdir={folder} cannot be written: {error.strerror}. {way_out}"

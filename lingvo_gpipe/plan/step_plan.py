@@ -34,8 +34,7 @@ class CellPlan:
         copy_bytes: of weights in the compute dtype and of tied ones from other cells.
         activation_bytes: the most that its device holds at once besides these, for all its cells.
         update_bytes: the most that its update holds, when copies and activations are freed: the
-            new values of one layer, or twice those of a pack of variables, if devices are those of
-            workers.
+            new values of one layer.
         live_micro_batches: the most micro-batches that its device keeps at once.
         is_estimate: whether some of the activations are by formula.
     """

@@ -163,13 +163,15 @@ def _write(
             folder.rename(before)
         try:
             partial.rename(folder)
-        except OSError:
+        except BaseException:
             if before.exists():
                 before.rename(folder)
             raise
         shutil.rmtree(before, ignore_errors=True)
-    except (OSError, tf.errors.OpError) as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, OSError | tf.errors.OpError):
+            raise
         raise errors.CheckpointError(
             f"{folder} cannot be written: {checkpoints.reason(error)}. Free disk space, or give "
             "another --logdir with --checkpoint"

@@ -34,7 +34,7 @@ def test_a_folder_that_a_worker_does_not_see_is_named(
     folder = tmp_path / "new" / "run"
     workers = {"worker 0 (a:1)": "CPU:0", "worker 1 (b:2)": "CPU:1"}
     chief.check_shared(str(folder), workers)
-    (folder / "shared-left").touch()  # by a chief that was killed
+    (folder / ".lingvo_gpipe-shared-left").touch()  # by a chief that was killed
     chief.check_shared(str(folder), workers)
     assert list(folder.iterdir()) == []
     read = tf.io.read_file

@@ -223,8 +223,19 @@ def test_a_named_checkpoint_is_exported(trained: tuple[Any, Path], tmp_path: Pat
     assert export.run(params, tmp_path, which=prefix) == tmp_path / "export" / "3"
 
 
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (OSError(28, "No space left on device"), errors.CheckpointError, "No space left"),
+        (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
+    ],
+)
 def test_an_export_that_was_cut_off_or_cannot_be_renamed_leaves_what_was_there(
-    trained: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Any, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+    text: str,
 ) -> None:
     params, folder = trained
     own = export.run(params, folder)
@@ -233,11 +244,11 @@ def test_an_export_that_was_cut_off_or_cannot_be_renamed_leaves_what_was_there(
 
     def full(path: Path, target: Path) -> Path:
         if path.name == "3.writing":
-            raise OSError(28, "No space left on device")
+            raise error
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(errors.CheckpointError, match="export/3 cannot be written: No space left"):
+    with pytest.raises(raised, match=text):
         export.run(params, folder)
     assert [path.name for path in (folder / "export").iterdir()] == ["3"]
     assert (own / "saved_model.pb").exists()

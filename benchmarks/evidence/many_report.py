@@ -196,7 +196,7 @@ def table(rows: Sequence[Row], systems: Mapping[str, str]) -> str:
             _cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""
             for name in others
         ]
-        lines[-1] += [f"{each.minutes[name]:.0f}" for name in own]
+        lines[-1] += [f"{each.minutes[name]:.0f}" if each.minutes[name] else "" for name in own]
     return markdown.table(lines)
 
 

@@ -226,7 +226,11 @@ def test_a_named_checkpoint_is_exported(trained: tuple[Any, Path], tmp_path: Pat
 @pytest.mark.parametrize(
     ("error", "raised", "text"),
     [
-        (OSError(28, "No space left on device"), errors.CheckpointError, "No space left"),
+        (
+            OSError(28, "No space left on device"),
+            errors.CheckpointError,
+            "export/3 cannot be written: No space left",
+        ),
         (KeyboardInterrupt("by hand"), KeyboardInterrupt, "by hand"),
     ],
 )

@@ -102,7 +102,7 @@ class PipelinedModel(keras.Model):
             "cuts": None if cuts is None else tuple(cuts),
             "device_memory": device_memory,
             "jit_compile": jit_compile,
-            "seed": random.randrange(2**31),  # follows keras.utils.set_random_seed
+            "seed": _seed(),
         }
         self._pipelines = Pipelines(model, settings, adapts=adapt_to_memory)
         self.train_function: Any = None
@@ -350,6 +350,13 @@ class Measured(NamedTuple):
     weight: tf.Tensor
     sums: dict[str, Nest]
     outputs: dict[str, Nest]
+
+
+def _seed() -> int:
+    """Return a seed that follows `keras.utils.set_random_seed`; layers that come draw as before."""
+    own = random.Random()
+    own.setstate(random.getstate())
+    return own.randrange(2**31)
 
 
 def _refuse_own_steps(model: keras.Model) -> None:

@@ -117,6 +117,16 @@ def test_dropout_draws_by_the_seed_of_keras() -> None:
     assert losses(1, iterations=2)[0] == first[2]  # as from a file
 
 
+def test_layers_that_are_made_later_begin_as_without_a_pipeline() -> None:
+    kernels = []
+    for wrap in (lambda model: model, lambda model: PipelinedModel(model, 2)):
+        wrap(network())
+        later = layers.Dense(3)
+        later.build([None, 4])
+        kernels.append(later.kernel.numpy())
+    np.testing.assert_array_equal(*kernels)
+
+
 def test_a_call_in_training_draws_and_updates_statistics() -> None:
     noisy = PipelinedModel(network(layers.Dropout(0.5)), 2, 3)
     assert len({float(tf.reduce_sum(noisy(X, training=True))) for _ in range(4)}) == 4

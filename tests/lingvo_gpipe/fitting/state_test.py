@@ -87,7 +87,7 @@ def test_a_generator_may_leave_something_out(batch: Any) -> None:
         losses.append(
             run.fit(batches(), steps_per_epoch=2, shuffle=False, verbose=0).history["loss"]
         )
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def test_compile_may_turn_xla_off_again() -> None:
@@ -124,7 +124,7 @@ def test_layers_that_are_made_later_begin_as_without_a_pipeline() -> None:
         later = layers.Dense(3)
         later.build([None, 4])
         kernels.append(later.kernel.numpy())
-    np.testing.assert_array_equal(*kernels)
+    np.testing.assert_array_equal(kernels[0], kernels[1])
 
 
 def test_a_call_in_training_draws_and_updates_statistics() -> None:
@@ -141,8 +141,8 @@ def test_a_call_in_training_draws_and_updates_statistics() -> None:
         sums.append([float(loss) for loss in run.losses])
         means.append(batch_norm.moving_mean.numpy())
     assert np.any(means[0])
-    np.testing.assert_allclose(*means, rtol=1e-5)
-    np.testing.assert_allclose(*map(sorted, sums), rtol=1e-5)
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-5)
+    np.testing.assert_allclose(sorted(sums[0]), sorted(sums[1]), rtol=1e-5)
 
 
 def test_an_evaluation_makes_no_variables_of_the_optimizer() -> None:

@@ -237,6 +237,7 @@ class _Training:
                     self._evaluate(writers)
             curves: dict[str, float] = {}
             for batches, input_s in self._mini_batches(writers):
+                batch = state.step % self._epoch_steps
                 report = self._update(batches, input_s, writers)
                 with self._saving_on_error():
                     shown.update(state.step, {"loss": report.loss})
@@ -245,7 +246,7 @@ class _Training:
                         curves = writers.curves(report)
                     if is_logged:
                         writers.train.scalars(state.step, curves)
-                    self._call("on_train_batch_end", (state.step - 1) % self._epoch_steps, curves)
+                    self._call("on_train_batch_end", batch, curves)
                     if self._epoch_ends():
                         self._end_epoch(writers, curves)
                 if state.step % train.save_interval_steps == 0:
@@ -274,12 +275,14 @@ class _Training:
         data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
         self._unread = data.counts
         source = iter(data)
+        epoch = -1
         while (step := state.step) < train.max_steps and not state.is_out_of_patience:
             if self._model.stop_training or options.should_stop():
                 return
             options.note_step(step)
-            if step % self._epoch_steps == 0 or step == self._first_step:
-                self._call("on_epoch_begin", step // self._epoch_steps)
+            if epoch != step // self._epoch_steps:  # once, though an update may be skipped
+                epoch = step // self._epoch_steps
+                self._call("on_epoch_begin", epoch)
             begun = time.perf_counter()
             with (
                 self._saving_on_error(),

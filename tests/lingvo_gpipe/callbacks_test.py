@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import callbacks, errors, hyperparams
+from lingvo_gpipe import callbacks, errors, hyperparams, optim
 from lingvo_gpipe.run import checkpoints, log_directory, loop
 from tests.support import saved
 from tests.tiny_task import one_layer_task, stop_after, tiny_task
@@ -100,6 +100,39 @@ def test_without_evaluations_an_epoch_lies_between_two_checkpoints(tmp_path: Pat
     loop.run(recorded(), tmp_path)
     assert [step for moment, step in CALLS if moment == "epoch_end"] == [2, 4]
     assert "test_end" not in dict(CALLS)
+
+
+class Numbered(callbacks.Callback):
+    """Records the numbers of epochs and updates."""
+
+    def on_epoch_begin(self, epoch: int, *_: Any) -> None:
+        CALLS.append(("epoch_begin", epoch))
+
+    def on_train_batch_begin(self, batch: int, *_: Any, **__: Any) -> None:
+        CALLS.append(("batch_begin", batch))
+
+    def on_train_batch_end(self, batch: int, *_: Any, **__: Any) -> None:
+        CALLS.append(("batch_end", batch))
+
+    def on_epoch_end(self, epoch: int, *_: Any, **__: Any) -> None:
+        CALLS.append(("epoch_end", epoch))
+
+
+def test_an_update_that_is_skipped_begins_no_epoch_again(tmp_path: Path) -> None:
+    CALLS.clear()
+    params = tiny_task(max_steps=2, loss_scale=optim.LossScale.Params(initial=2.0**40))
+    params.model.dtype = "mixed_float16"
+    params.train.set(callbacks=(Numbered.Params(),), save_interval_steps=2)
+    result = loop.run(params, tmp_path)
+    skipped = int(checkpoints.read_value(result.checkpoint, "loss_scale/skipped"))
+    assert skipped > 1
+    update = [[("batch_begin", batch), ("batch_end", batch)] for batch in (0, 1)]
+    assert CALLS[:] == [
+        ("epoch_begin", 0),
+        *update[0] * (skipped + 1),
+        *update[1],
+        ("epoch_end", 0),
+    ]
 
 
 class Meddling(callbacks.Callback):

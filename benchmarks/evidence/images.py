@@ -10,21 +10,27 @@ goes on where it was stopped, with
   CIFAR-10, against AmoebaNets that begin with random weights (five seeds, each with images of its
   own).
 
+`--only=amoebanet,resnet/0` goes on with these runs alone; two commands with other runs may run at
+once, each on a core of its own. `tuned` needs `pretrained`, and `resnet_minutes` the other two of
+its seed.
+
 The folders are what `unpack.py images cifar10 FOLDER` and `… tiny_imagenet20 FOLDER` write.
 `benchmarks.evidence.images_report` makes the tables and the picture.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
+import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.runs import Result, Trainer, sit
+from benchmarks.evidence import runs
+from benchmarks.evidence.runs import Result, Trainer
 from lingvo_gpipe import keras_layers, layers, optim, pipelining
 from lingvo_gpipe.params.image import folder, reference, small
 from lingvo_gpipe.task import Task
@@ -114,26 +120,38 @@ class Comparison:
         self._images = images
         self._others = others
         self._trainer = trainer
+        self._result = trainer.result
 
-    def results(self) -> Iterator[Result]:
-        """Yield the result of each run."""
-        plan, result = self.plan, self._trainer.result
-        steps = plan.epochs * self._per_epoch(self._images)
-        for seed in plan.seeds:
-            amoebanet = result(f"amoebanet/{seed}", self._amoebanet(self._images, steps), seed)
-            resnet = result(f"resnet/{seed}", self._resnet(steps), seed)
-            longer = round(steps * amoebanet.core_minutes / resnet.core_minutes)
-            yield from (amoebanet, resnet)
-            yield result(f"resnet_minutes/{seed}", self._resnet(longer), seed)
-        yield result("pretrained", self._pretraining(), 0)
-        for seed in plan.tuning_seeds:
-            for number, steps in plan.images.items():
-                few = some_of(self._images, number, seed, self._trainer.folder / "images")
-                task = self._amoebanet(few, steps)
-                yield result(f"scratch/{number}/{seed}", task, seed)
-                task = self._amoebanet(few, steps)
-                task.train.start.without = reference.HEADS
-                yield result(f"tuned/{number}/{seed}", task, seed, self._pretrained)
+    def kinds(self) -> Iterator[tuple[str, Callable[[], Iterable[Result]]]]:
+        """Yield the name of each run, and what returns its result."""
+        plan = self.plan
+        for kind, seed in itertools.product(("amoebanet", "resnet", "resnet_minutes"), plan.seeds):
+            yield f"{kind}/{seed}", functools.partial(self._on_all, kind, seed)
+        yield "pretrained", lambda: [self._result("pretrained", self._pretraining(), 0)]
+        for kind, number in itertools.product(("tuned", "scratch"), plan.images):
+            for seed in plan.tuning_seeds:
+                name = f"{kind}/{number}/{seed}"
+                yield name, functools.partial(self._on_few, kind, number, seed)
+
+    def _on_all(self, kind: str, seed: int) -> list[Result]:
+        """Return the result of a network on all images of CIFAR-10."""
+        steps = self.plan.epochs * self._per_epoch(self._images)
+        if kind == "resnet_minutes":
+            (amoebanet,), (resnet,) = (self._on_all(of, seed) for of in ("amoebanet", "resnet"))
+            steps = round(steps * amoebanet.core_minutes / resnet.core_minutes)
+        is_amoebanet = kind == "amoebanet"
+        task = self._amoebanet(self._images, steps) if is_amoebanet else self._resnet(steps)
+        return [self._result(f"{kind}/{seed}", task, seed)]
+
+    def _on_few(self, kind: str, number: int, seed: int) -> list[Result]:
+        """Return the result of an AmoebaNet on some images of CIFAR-10."""
+        few = some_of(self._images, number, seed, self._trainer.folder / "images")
+        task = self._amoebanet(few, self.plan.images[number])
+        start = None
+        if kind == "tuned":
+            task.train.start.without = reference.HEADS
+            start = self._pretrained
+        return [self._result(f"{kind}/{number}/{seed}", task, seed, start)]
 
     def _pretraining(self) -> Task.Params:
         steps = self.plan.pretraining_epochs * self._per_epoch(self._others)
@@ -215,15 +233,13 @@ def _count(images: Path) -> int:
 
 def main() -> None:
     """Go on with the runs until the sitting is over or all are done."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.parser(__doc__.splitlines()[0])
     parser.add_argument("--images", type=Path, required=True, help="folder of CIFAR-10")
     parser.add_argument("--others", type=Path, required=True, help="folder of Tiny ImageNet")
-    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
-    parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
-    parser.add_argument("--results", type=Path, help="file; FOLDER/results.jsonl if not given")
     options = parser.parse_args()
     trainer = Trainer(options.folder, options.minutes, results=options.results)
-    sit(Comparison(Plan(), options.images, options.others, trainer).results())
+    comparison = Comparison(Plan(), options.images, options.others, trainer)
+    runs.sit(runs.picked(comparison.kinds(), options.only))
 
 
 if __name__ == "__main__":

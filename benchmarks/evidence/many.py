@@ -16,15 +16,14 @@ tables and the picture.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.evidence import languages
-from benchmarks.evidence.runs import Result, Trainer, sit
+from benchmarks.evidence import languages, runs
+from benchmarks.evidence.runs import Result, Trainer
 from lingvo_gpipe.params.mt import small
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.model.transformer import TranslationTransformer
@@ -100,25 +99,11 @@ class Comparison:
         self._text = text
         self._trainer = trainer
 
-    def results(self, only: Sequence[str] = ()) -> Iterator[Result]:
-        """Return an iterator over the results of all runs, each made when it is reached.
+    def kinds(self) -> Iterator[tuple[str, Callable[[], Iterable[Result]]]]:
+        """Yield the name of each kind of run, and what returns their results.
 
         The model of all languages comes first, so that the first language can be compared.
-
-        Args:
-            only: beginnings of the kinds' names, such as `alone/ace`; empty: all runs.
-
-        Raises:
-            ValueError: one of them is the beginning of no kind's name.
         """
-        kinds = dict(self._kinds())
-        for beginning in only:
-            if not any(name.startswith(beginning) for name in kinds):
-                raise ValueError(f"{beginning} is none of {', '.join(kinds)}")
-        asked = (kinds[name] for name in kinds if not only or name.startswith(tuple(only)))
-        return itertools.chain.from_iterable(results() for results in asked)
-
-    def _kinds(self) -> Iterator[tuple[str, Callable[[], Iterable[Result]]]]:
         yield "many", lambda: [self._of_all("many")]
         for code in (each.code for each in self.chosen):
             yield f"alone/{code}", functools.partial(self._alone, code)
@@ -223,23 +208,14 @@ class Comparison:
 
 def main() -> None:
     """Go on with the runs until the sitting is over or all are done."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.parser(__doc__.splitlines()[0])
     parser.add_argument("--text", type=Path, required=True, help="folder of each language's text")
-    parser.add_argument("--folder", type=Path, required=True, help="of the runs")
-    parser.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
-    parser.add_argument("--results", type=Path, help="file; FOLDER/results.jsonl if not given")
     parser.add_argument("--dtype", default=Plan().dtype, help="of products")
-    parser.add_argument("--only", default="", help="runs, by the beginnings of their names")
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
     trainer = Trainer(options.folder, options.minutes, results=options.results)
-    only = [name for name in options.only.split(",") if name]
     comparison = Comparison(Plan(dtype=options.dtype), chosen, options.text, trainer)
-    try:
-        results = comparison.results(only)
-    except ValueError as error:
-        parser.error(f"--only: {error}")
-    sit(results)
+    runs.sit(runs.picked(comparison.kinds(), options.only))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ of another plan need a file of their own.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import resource
 import signal
@@ -177,6 +179,37 @@ class Trainer:
             finally:
                 process.terminate()  # it saves a checkpoint
                 process.wait()
+
+
+def picked(
+    kinds: Iterable[tuple[str, Callable[[], Iterable[Result]]]], only: str
+) -> Iterator[Result]:
+    """Return an iterator over the results of runs, each made when it is reached.
+
+    Args:
+        kinds: name → what returns the results of one or more runs.
+        only: beginnings of names with commas between them, such as `many,alone/ace`; "": all.
+
+    Raises:
+        SystemExit: one of them is the beginning of no name.
+    """
+    by_name = dict(kinds)
+    beginnings = tuple(filter(None, only.split(","))) or ("",)
+    for beginning in beginnings:
+        if not any(name.startswith(beginning) for name in by_name):
+            sys.exit(f"--only: {beginning} is none of {', '.join(by_name)}")
+    asked = (by_name[name] for name in by_name if name.startswith(beginnings))
+    return itertools.chain.from_iterable(results() for results in asked)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the flags that each comparison has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--folder", type=Path, required=True, help="of the runs")
+    made.add_argument("--minutes", type=float, default=1e6, help="of this sitting")
+    made.add_argument("--results", type=Path, help="file; FOLDER/results.jsonl if not given")
+    made.add_argument("--only", default="", help="runs, by the beginnings of their names")
+    return made
 
 
 def sit(results: Iterable[Result]) -> None:

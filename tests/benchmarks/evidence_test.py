@@ -107,7 +107,7 @@ def tables_of(page: Path) -> dict[str, list[list[str]]]:
 def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path: Path) -> None:
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
     comparison = many.Comparison(PLAN, CHOSEN, text, train)
-    names = [found.name for found in comparison.results()]
+    names = [found.name for found in runs.picked(comparison.kinds(), "")]
     first, second = "alone/xx/tiny_0.1_seed_0", "alone/xx/tiny_0.1_seed_1"
     assert names == ["many", first, first, second, "continued/xx", "proportional", "deep"]
     assert all(runs.read_results(train.results)[name].translations for name in names)
@@ -117,10 +117,11 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
         dict(read.translations(many_report.KINDS, c))["together"] for c in ("yy", "xx")
     ]
     shutil.rmtree(tmp_path / "runs/many")  # as on another machine
-    assert [each.name for each in comparison.results(["many", "cont"])] == ["many", "continued/xx"]
+    some = runs.picked(comparison.kinds(), "many,cont")
+    assert [each.name for each in some] == ["many", "continued/xx"]
     assert not (tmp_path / "runs/many").exists()
-    with pytest.raises(ValueError, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
-        comparison.results(["alone/yy"])
+    with pytest.raises(SystemExit, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
+        runs.picked(comparison.kinds(), "alone/yy")
     page, picture = tmp_path / "many.md", tmp_path / "many.png"
     many_report.report(text, train.results, page, picture, CHOSEN)
     tables = tables_of(page)
@@ -190,8 +191,13 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
         images={6: 2}, tuning_seeds=(1,),
     )  # fmt: skip
     train = runs.Trainer(tmp_path / "runs", 60, trainer.run)
-    results = list(images.Comparison(plan, pictures, pictures, train).results())
+    comparison = images.Comparison(plan, pictures, pictures, train)
+    (tuned,) = runs.picked(comparison.kinds(), "tuned")
+    assert (tmp_path / "runs/pretrained/checkpoints").exists()  # it was needed
+    assert not (tmp_path / "runs/amoebanet").exists()
+    results = [found.name for found in runs.picked(comparison.kinds(), "")]
     assert len(results) == 2 * 3 + 1 + 2
+    assert results[-2:] == [tuned.name, "scratch/6/1"]
     found = images_report.rows(runs.read_results(train.results).values())
     assert images_report.table(found).count("\n") == 1 + len(found)
     images_report.draw(found, tmp_path / "images.png")

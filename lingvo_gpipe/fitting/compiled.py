@@ -152,10 +152,14 @@ class Objective(hyperparams.Opaque):
         Raises:
             LayerError: a loss is not a sum over examples.
         """
+        flat = keras.tree.flatten(self.names.labels)
+        labels = [label for label in flat if label is not None]
 
         def divided(number: int, examples: Values) -> Term:
             name = self._compiled._flat_losses[number].loss.name
-            divisor = find_divisor(lambda part: self._comparisons(part)[number], examples, name)
+            divisor = find_divisor(
+                lambda part: self._comparisons(part)[number], examples, labels, name
+            )
             return dataclasses.replace(self.terms[number], divisor=divisor)
 
         self.terms = trials.on_examples(

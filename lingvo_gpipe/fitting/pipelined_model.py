@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -60,7 +61,8 @@ class PipelinedModel(keras.Model):
 
         Args:
             model: a functional or Sequential model, built or not.
-            num_partitions: K, the number of devices; None: all GPUs, or two logical CPU devices.
+            num_partitions: K, the number of devices; None: all GPUs, or two logical CPU devices,
+                and no more than there are layers.
             num_micro_batches: M, of each mini-batch. A mini-batch of fewer examples has fewer.
             schedule: see `PipeliningLayer.Params`, as for all further arguments. With auto, the
                 first `fit` takes the one whose simulated step is the shortest.
@@ -88,8 +90,6 @@ class PipelinedModel(keras.Model):
             )
         super().__init__(name=name or model.name)
         self.model = model
-        if num_partitions is None:
-            num_partitions = len(tf.config.list_physical_devices("GPU")) or 2
         settings = {
             "num_partitions": num_partitions,
             "num_micro_batches": num_micro_batches,
@@ -131,6 +131,17 @@ class PipelinedModel(keras.Model):
         """Export the plain model."""
         return self.model.export(filepath, *args, **kwargs)
 
+    def get_config(self) -> dict[str, Any]:
+        """Refuse to be saved, copied or cloned by its config.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"{self.name}: a PipelinedModel has no config. Save it by its method save; copy, "
+            "pickle or clone its attribute model, the plain model, and wrap that again"
+        )
+
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print a summary of the plain model."""
         self.model.summary(*args, **kwargs)
@@ -162,21 +173,33 @@ class PipelinedModel(keras.Model):
         """The symbolic outputs of the plain model."""
         return self.model.output
 
+    @property
+    def input_shape(self) -> Any:
+        """The shapes of the inputs of the plain model."""
+        return self.model.input_shape
+
+    @property
+    def output_shape(self) -> Any:
+        """The shapes of the outputs of the plain model."""
+        return self.model.output_shape
+
     def get_layer(self, name: str | None = None, index: int | None = None) -> keras.layers.Layer:
         """Return a layer of the plain model."""
         return self.model.get_layer(name, index)
 
     # --- What Keras calls ------------------------------------------------------------------------
 
-    def compile(self, *args: Any, jit_compile: Any = "auto", **kwargs: Any) -> None:
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         """See `keras.Model.compile`; with `jit_compile`, XLA compiles the cells, each on its own.
 
         Raises:
             LayerError: the model has steps of its own, which a pipeline would not call.
         """
         _refuse_own_steps(self.model)
-        super().compile(*args, jit_compile=False, **kwargs)
-        self.model.compile(*args, jit_compile=jit_compile, **kwargs)
+        _refuse_own_steps(self)
+        given = inspect.signature(super().compile).bind(*args, **kwargs).arguments
+        super().compile(**{**given, "jit_compile": False})
+        self.model.compile(**given)
         self.optimizer = self.model.optimizer  # which scales losses if the model is in float16
         self._has_slots = False
         self._pipelines.forget(jit_compile=bool(self.model.jit_compile))
@@ -184,6 +207,7 @@ class PipelinedModel(keras.Model):
     def make_train_function(self, force: bool = False) -> None:
         """Make what `fit` calls for some mini-batches."""
         if self.train_function is None or force:
+            self._pipelines.follow_frozen()
             self._update = _ByShape(self._updated)
             self.train_function = self._on_batches(self._train_batch)
 
@@ -241,7 +265,7 @@ class PipelinedModel(keras.Model):
         fields, run = self._prepared(batch)
         if not run.pipe.analysis.losses:
             raise errors.InputError(
-                "nothing would be trained: the data has no labels y, and no layer adds a loss"
+                "nothing would be trained: compile has no loss, and no layer adds one"
             )
         if not self._has_slots:
             variables.build(self.optimizer, self.model.trainable_variables)
@@ -308,8 +332,11 @@ class PipelinedModel(keras.Model):
         by_path = self._pipelines.variables
         reached = {id(by_path[path]): gradients[path] for path in gradients if path in run.reached}
         trained = self.model.trainable_variables  # in the order in which Keras saves their slots
-        with variables.unreduced(self.optimizer):
-            self.optimizer.apply([reached.get(id(weight)) for weight in trained], trained)
+        if trained:
+            with variables.unreduced(self.optimizer):
+                self.optimizer.apply_gradients(
+                    [(reached.get(id(weight)), weight) for weight in trained]
+                )
         return self._measured(run, measured)
 
     def _measured(self, run: LossPipeline, measured: Measured) -> dict[str, tf.Tensor]:
@@ -318,7 +345,8 @@ class PipelinedModel(keras.Model):
         self._loss_tracker.update_state(measured.loss, sample_weight=size)
         trackers = [] if self._compile_loss is None else self._compile_loss.metrics
         for number, tracker in enumerate(trackers):
-            tracker.update_state(measured.losses[f"loss_{number}"], sample_weight=measured.weight)
+            if (name := f"loss_{number}") in measured.losses:
+                tracker.update_state(measured.losses[name], sample_weight=measured.weight)
         if run.metrics is not None:
             run.metrics.add(measured.sums)
         if not self._reads_outputs(run):
@@ -363,7 +391,7 @@ def _refuse_own_steps(model: keras.Model) -> None:
     """Refuse a model whose class replaces what `fit`, `evaluate` or `predict` calls."""
     for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
         owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
-        if not owner.__module__.startswith("keras."):
+        if not owner.__module__.startswith(("keras.", "lingvo_gpipe.")):
             raise errors.LayerError(
                 f"{model.name}: {owner.__name__} defines its own {name}, which a pipeline does not "
                 "call. Give losses and metrics to compile, or train in a loop of your own by "

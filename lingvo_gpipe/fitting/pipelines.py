@@ -25,6 +25,10 @@ from lingvo_gpipe.network.batch_fields import specs
 from lingvo_gpipe.pipelining import PipeliningLayer
 
 _HEAD = "compiled_losses"
+_WAY_OUT = (
+    "Write it as a functional model, keras.Model(inputs, outputs), or give its layers as a list to "
+    "PipeliningLayer"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -66,21 +70,23 @@ class Pipelines:
         Raises:
             LayerError: the model is subclassed.
         """
-        if graph_of(model) is None and not isinstance(model, keras.Sequential):
+        is_sequential = type(model).call is keras.Sequential.call
+        if graph_of(model) is None and not is_sequential:
             raise errors.LayerError(
                 f"{model.name} ({type(model).__name__}) is a subclassed model, which has no graph "
-                "of layers to cut. Write it as a functional model, keras.Model(inputs, outputs), "
-                "or give its layers as a list to PipeliningLayer"
+                f"of layers to cut. {_WAY_OUT}"
             )
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
         self.settings = dict(settings)
         self._always_compiles = settings["jit_compile"]
         self._adapts = adapts
+        self._is_built_here = False
         self._is_settled = False  # for the optimizer of `compile`
         self._is_divisible = True  # whether the losses of `compile` are sums over examples
         self._network: keras_layers.Network | None = None
-        self._with_losses: dict[str, LossPipeline] = {}  # by the structure of the mini-batch
+        self._with_losses: dict[str, LossPipeline] = {}  # by the kind of mini-batch
+        self._frozen: tuple[bool, ...] = ()  # what was, in those
         self._predicting: PipeliningLayer | None = None
 
     @property
@@ -88,6 +94,9 @@ class Pipelines:
         """The layers of the model."""
         if self._network is None:
             self._network = keras_layers.from_keras_model(self._model, keras_updates=True)
+            if self.settings["num_partitions"] is None:
+                devices = len(tf.config.list_physical_devices("GPU")) or 2
+                self.settings["num_partitions"] = min(devices, len(self._network.layers))
         return self._network
 
     def forget(self, *, jit_compile: bool) -> None:
@@ -98,21 +107,58 @@ class Pipelines:
         self._is_settled = False
         self._is_divisible = True
 
+    def follow_frozen(self) -> None:
+        """Make the pipelines with losses again if a layer was frozen, or no longer is."""
+        if self._with_losses and self._frozen != self._are_frozen():
+            self._with_losses.clear()
+            self._is_settled = False
+
+    def _are_frozen(self) -> tuple[bool, ...]:
+        return tuple(not variable.trainable for variable in self.variables.values())
+
+    def _follow_variables(self) -> None:
+        """Make all pipelines again if another one, of a model with some of the layers, moved them.
+
+        Both then have the same variables, on the devices of the other one.
+        """
+        runs = self._with_losses.values()
+        pipe = next((run.pipe for run in runs), self._predicting)  # all have the same
+        if pipe is not None and not variables.are_shared(self.variables, pipe.by_path):
+            self._with_losses.clear()
+            self._predicting = None
+
     def inputs(self, x: Any) -> dict[str, tf.Tensor]:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
         if graph_of(self._model) is None:  # a Sequential that has not seen an input
-            self._model.build(keras.tree.flatten(x)[0].shape)
+            self._build(x)
         graph = self.graph()
         _check_inputs(graph, x)
         flat = graph._standardize_inputs(x)
         for tensor, taken in zip(flat, graph.inputs, strict=True):
             sizes = zip(taken.shape[1:], tensor.shape[1:], strict=True)
-            if any(size not in (None, given) for size, given in sizes):
+            is_other = any(size not in (None, given) for size, given in sizes)
+            if is_other and not self._is_built_here:
                 raise errors.InputError(
                     f"input {taken.name!r} has shape {tuple(tensor.shape)}, but the model was made "
                     f"for {taken.shape}"
                 )
         return dict(zip(keras.tree.flatten(self.network.inputs), flat, strict=True))
+
+    def _build(self, x: Any) -> None:
+        """Build a Sequential by its first mini-batch, of whose sizes the next may have others.
+
+        Raises:
+            LayerError: it has no graph then either.
+        """
+        first, *others = keras.tree.flatten(x)
+        if not others:
+            self._model.build((None, *first.shape[1:]))
+            self._is_built_here = True
+        if others or graph_of(self._model) is None:
+            raise errors.LayerError(
+                f"{self._model.name} (Sequential) takes several inputs, or has a layer that does "
+                f"not infer its output's shape, so it has no graph of layers to cut. {_WAY_OUT}"
+            )
 
     def outputs(self, outputs: Mapping[str, Any], inputs: Sequence[tf.Tensor]) -> Any:
         """Return outputs by name as the model returns them for these inputs."""
@@ -137,20 +183,30 @@ class Pipelines:
             optimizer: of `compile`; None: nothing is trained.
 
         Raises:
+            InputError: there are losses, but no labels.
             PartitionError: see `planning.settle`.
         """
-        key = repr((names.labels, names.weights))
+        self._follow_variables()
+        kinds = [(fields[n].dtype.is_floating, fields[n].shape.rank) for n in names.compared()]
+        key = repr((names.labels, names.weights, kinds))
         if key not in self._with_losses:
-            has_losses = compiled is not None and names.labels is not None
-            losses = [self._losses(fields, names, compiled, metrics)] if has_losses else []
+            if compiled is not None and names.labels is None:
+                raise errors.InputError(
+                    "the data has no labels y, with which the loss of compile compares the outputs"
+                )
+            losses = []
+            if compiled is not None:
+                losses = [self._losses(fields, names, compiled, metrics)]
             pipe = self._new(fields, losses, optimizer)
             self._with_losses[key] = LossPipeline(
                 pipe, names, _reached(pipe.analysis), losses[0].metrics if losses else None
             )
+            self._frozen = self._are_frozen()
         return self._with_losses[key]
 
     def predicting(self, fields: Mapping[str, tf.Tensor]) -> PipeliningLayer:
         """Return the pipeline without the losses of `compile`, which needs no labels."""
+        self._follow_variables()
         if self._predicting is None:
             self._predicting = self._new(fields, [], None)
         return self._predicting
@@ -279,7 +335,8 @@ def _check_inputs(graph: Functional, x: Any) -> None:
         InputError: it does.
     """
     if isinstance(x, Mapping):
-        wanted = graph.input if isinstance(graph.input, Mapping) else graph.input_names
+        names = [tensor.name for tensor in graph.inputs]
+        wanted = graph.input if isinstance(graph.input, Mapping) else names
         missing = [name for name in wanted if name not in x]
         if missing:
             raise errors.InputError(

@@ -53,6 +53,13 @@ def share(of_model: Mapping[str, keras.Variable], created: Mapping[str, packing.
         variable._value = after
 
 
+def are_shared(
+    of_model: Mapping[str, keras.Variable], created: Mapping[str, packing.Variable]
+) -> bool:
+    """Return whether `share` has been called with these, and not with others since then."""
+    return all(variable._value is created[path] for path, variable in of_model.items())
+
+
 def retrace(model: keras.Model) -> None:
     """Let a model, and the models in it, trace their functions again, with their new variables."""
     for each in model._flatten_layers():

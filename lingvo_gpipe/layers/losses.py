@@ -11,10 +11,11 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, precision
@@ -166,32 +167,71 @@ class Comparison:
 
 
 def find_divisor(
-    compare: Callable[[trials.Values], Comparison], values: trials.Values, name: str
+    compare: Callable[[trials.Values], Comparison],
+    values: trials.Values,
+    labels: Sequence[str],
+    name: str,
 ) -> Divisor:
     """Return the divisor with which sums over micro-batches are those of a mini-batch.
 
     Args:
         compare: examples → what the loss is called with.
         values: examples to try it on.
+        labels: those of `values` that are labels.
         name: of the loss, for messages.
 
     Raises:
         LayerError: the loss is not a sum over examples.
     """
+    compared = compare(values)
     divisors: list[Divisor] = ["kept", "weights", "one"]
-    if compare(values).weights is None:
+    if compared.weights is None:
         divisors.remove("weights")
+
+    def total(part: trials.Values, divisor: Divisor = "one") -> list[tf.Tensor]:
+        return [compare(part).sum(divisor)]
+
+    if not np.isfinite(total(values)):
+        raise trials.NotFiniteError(
+            f"the loss {name!r} is not finite on the outputs between 0 and 1, or 1 and 2, on which "
+            "it is tried. Let it be finite there"
+        )
     for divisor in divisors:
-
-        def total(part: trials.Values, divisor: Divisor = divisor) -> list[tf.Tensor]:
-            return [compare(part).sum(divisor)]
-
-        if trials.adds_up(total, values):
+        by_divisor = functools.partial(total, divisor=divisor)
+        if trials.adds_up(by_divisor, values):
+            if not _is_of_keras(compared.loss):
+                _check_marked(by_divisor, trials.marked(values, labels), name)
             return divisor
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
         "cannot compute it. Use a loss that compares each example with its label"
     )
+
+
+def _check_marked(
+    total: Callable[[trials.Values], list[tf.Tensor]], marked: Iterable[trials.Values], name: str
+) -> None:
+    """Refuse a loss that divides by the number of those labels that it does not leave out.
+
+    Raises:
+        LayerError: it does.
+    """
+    for examples in marked:
+        is_sum = True
+        with contextlib.suppress(Exception):  # it has no such labels
+            is_sum = not np.isfinite(total(examples)) or trials.adds_up(total, examples)
+        if not is_sum:
+            raise errors.LayerError(
+                f"the loss {name!r} leaves some labels out and divides by the number of the "
+                "others, which a micro-batch does not know. Give sample weights of 0 and 1 in "
+                "their place, with a loss whose reduction is mean_with_sample_weight"
+            )
+
+
+def _is_of_keras(loss: Callable[..., Any]) -> bool:
+    """Return whether a loss is one of Keras' own, and no function of a user in one of them."""
+    kinds = type(loss), getattr(loss, "fn", loss)
+    return all(getattr(kind, "__module__", "").startswith("keras.") for kind in kinds)
 
 
 class Loss(heads.Head):
@@ -381,7 +421,7 @@ def _divisor(loss: keras.losses.Loss, *specs: tf.TensorSpec) -> Divisor:
         return Comparison(loss, *values.values())
 
     return trials.on_examples(
-        lambda values: find_divisor(compare, values, type(loss).__name__),
+        lambda values: find_divisor(compare, values, ["1"], type(loss).__name__),
         {str(number): spec for number, spec in enumerate(specs)},
     )
 

@@ -7,7 +7,7 @@ which this holds, and no config says which they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -19,11 +19,17 @@ T = TypeVar("T")
 
 _EXAMPLES = 7
 _PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
+_MARKED = (1, 3, 4)  # some examples: none of the first part, some of the others
+_MARKS = (0.0, -1.0, -100.0, 255.0, math.nan)  # labels that people's losses leave out
 _LARGE = 2**20  # elements of an example, of which then a few positions are tried
 _POSITIONS = 32
 
 Values: TypeAlias = Mapping[str, tf.Tensor]
 """Name of a field of the mini-batch, or of an output of the network → its value."""
+
+
+class NotFiniteError(errors.LayerError):
+    """A function of examples is not finite, so that it is not known whether it adds up."""
 
 
 def on_examples(
@@ -35,8 +41,9 @@ def on_examples(
 
     Args:
         function: function of the examples.
-        values: name → tensor whose first examples are taken, or spec of random numbers between 0
-            and 1. Integers are 0 or 1, or 1 or 2 if it refuses these.
+        values: name → tensor of which some examples are taken, with 0.5 for what is not finite, or
+            spec of random numbers between 0 and 1; integers are 0 or 1. If it refuses these, they
+            are larger by 1.
 
     Raises:
         Exception: what the function raises.
@@ -46,12 +53,14 @@ def on_examples(
     attempts: list[tuple[int | None, int]] = [(None, 0), (None, 1)]
     if len(shape) > 2 and math.prod(shape[1:]) > _LARGE:
         attempts.insert(0, (shape[1], 0))
-    failures = []
+    failures: list[Exception] = []
     for length, lowest in attempts:
         try:
             return function(_few(values, length, lowest))
-        except errors.UserError:
-            raise
+        except errors.UserError as error:
+            if not isinstance(error, NotFiniteError):
+                raise
+            failures.append(error)
         except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
             failures.append(error)
     raise failures[-2]  # with all positions, and the integers that most functions take
@@ -65,7 +74,7 @@ def _few(
     Args:
         values: see `on_examples`.
         length: of sequences of which only a few positions are taken; None: there are none.
-        lowest: the least of drawn integers.
+        lowest: the least of drawn numbers.
     """
     random = np.random.default_rng(0)
     places = np.linspace(0, (length or 1) - 1, _POSITIONS, dtype=int)
@@ -76,12 +85,44 @@ def _few(
             shape = [_EXAMPLES, *([_POSITIONS] if is_cut else value.shape[1:2]), *value.shape[2:]]
             is_floating = value.dtype.is_floating
             integers = random.integers(lowest, lowest + 2, shape)
-            drawn = random.uniform(0.05, 0.95, shape) if is_floating else integers
+            drawn = random.uniform(0.05, 0.95, shape) + lowest if is_floating else integers
             few[name] = tf.cast(drawn, value.dtype)
         else:
-            rows = tf.gather(value, np.arange(_EXAMPLES) % value.shape[0])
+            rows = tf.gather(value, np.linspace(0, value.shape[0] - 1, _EXAMPLES, dtype=int))
+            if value.dtype.is_floating:
+                rows = tf.where(tf.math.is_finite(rows), rows, tf.cast(0.5, rows.dtype))
             few[name] = tf.gather(rows, places, axis=1) if is_cut else rows
     return few
+
+
+def marked(values: Values, names: Sequence[str]) -> Iterator[Values]:
+    """Yield examples some of which have a label that losses often leave out, such as -1 or NaN.
+
+    Args:
+        values: the examples.
+        names: of the labels.
+    """
+    is_marked = np.isin(np.arange(_EXAMPLES), _MARKED)
+    for mark in _MARKS:
+        changed = {
+            name: tf.where(
+                is_marked.reshape([-1] + [1] * (values[name].shape.rank - 1)),
+                tf.cast(mark, values[name].dtype),
+                values[name],
+            )
+            for name in names
+            if _holds(values[name].dtype, mark)
+        }
+        if changed:
+            yield {**values, **changed}
+
+
+def _holds(dtype: tf.DType, number: float) -> bool:
+    """Return whether a tensor may have this number."""
+    if dtype.is_integer:
+        return math.isfinite(number) and dtype.min <= number <= dtype.max
+    is_floating: bool = dtype.is_floating
+    return is_floating
 
 
 def adds_up(

@@ -74,9 +74,9 @@ class Batches(keras.utils.PyDataset):
 
 
 def classifier(outputs: int = 3, activation: str | None = "softmax") -> keras.Model:
-    x = keras.Input([6])
+    x = keras.Input([6], name="numbers")
     hidden = layers.Dense(8, activation="relu")(layers.Dense(16, activation="tanh")(x))
-    return keras.Model(x, layers.Dense(outputs, activation=activation)(hidden))
+    return keras.Model(x, layers.Dense(outputs, activation=activation, name="out")(hidden))
 
 
 def binary() -> keras.Model:
@@ -87,12 +87,34 @@ def regression() -> keras.Model:
     return classifier(2, None)
 
 
+class Tenth(keras.optimizers.SGD):
+    """A user's own optimizer, which changes gradients where Keras hands them over."""
+
+    def apply_gradients(self, pairs: Any) -> Any:
+        return super().apply_gradients([(0.1 * gradient, weight) for gradient, weight in pairs])
+
+
 def column() -> keras.Model:
     """Return a model that adds a column to a table; a micro-batch may have as many rows as it."""
     x = keras.Input([6])
     hidden = layers.Dense(16, activation="tanh")(x)
     parts = [layers.Dense(size)(hidden) + layers.Dense(1)(hidden) for size in (2, 3, 5)]
     return keras.Model(x, layers.Dense(2)(layers.Concatenate()(parts)))
+
+
+def lengths() -> keras.Model:
+    """Return a Sequential without an Input, for sequences of any length."""
+    return keras.Sequential(
+        [layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)]
+    )
+
+
+def bucketed() -> Iterator[Any]:
+    """Yield mini-batches of sequences of three lengths."""
+    while True:
+        for number, first in enumerate(range(0, EXAMPLES, BATCH)):
+            rows = slice(first, first + BATCH)
+            yield IDS[rows, : 3 + number % 3], TARGET[rows]
 
 
 def sequential() -> keras.Model:
@@ -392,4 +414,21 @@ CASES = {
         lambda: arrays([CLASSES, TARGET], [X, IDS]),
     ),
     "batch-norm": Case(normalized, with_loss(SPARSE), one_micro_batch=True),
+    "dict-for-one-input": Case(
+        regression,
+        with_loss("mse"),
+        lambda: {"x": dataset({"numbers": X}, TARGET), "shuffle": False},
+    ),
+    "dict-for-a-list": Case(
+        lambda: several(list),
+        with_loss([SPARSE, "mse"]),
+        lambda: arrays([CLASSES, TARGET], {"numbers": X, "ids": IDS}),
+    ),
+    "sequential-of-several-lengths": Case(
+        lengths, with_loss("mse"), lambda: {"x": bucketed(), "steps_per_epoch": 3, "shuffle": False}
+    ),
+    "two-losses-for-one-output": Case(
+        regression, with_loss(["mse", "mae"]), lambda: arrays(TARGET)
+    ),
+    "own-optimizer": Case(regression, with_loss("mse", lambda: Tenth(0.5)), lambda: arrays(TARGET)),
 }

@@ -84,6 +84,7 @@ def points() -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`")  # a dict for one input
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.parametrize(("name", "layout"), points())
 def test_fit_has_the_numbers_of_keras(name: str, layout: tuple[int, int]) -> None:

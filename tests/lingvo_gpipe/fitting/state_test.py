@@ -183,6 +183,50 @@ def test_a_layer_that_was_frozen_can_be_trained_by_keras() -> None:
     assert np.any(before != first.kernel.numpy())
 
 
+def test_a_layer_that_is_trained_after_an_evaluation_is_trained() -> None:
+    plain = network()
+    first = plain.get_layer("first")
+    first.trainable = False
+    model = PipelinedModel(plain, 2, 3)
+    model.compile("sgd", "mse")
+    model.evaluate(X, Y, verbose=0)
+    first.trainable = True
+    before = first.kernel.numpy()
+    model.train_on_batch(X, Y)
+    assert np.any(before != first.kernel.numpy())
+
+
+def test_models_that_share_layers_train_the_same_weights() -> None:
+    def losses(wrap: Callable[[keras.Model, int], Any]) -> list[float]:
+        encoder = network()
+        whole = keras.Model(encoder.input, layers.Dense(2, name="head")(encoder.output))
+        runs = [wrap(encoder, 2), wrap(whole, 3), wrap(encoder, 1)]  # the last as the first
+        for run in runs:
+            run.compile(keras.optimizers.SGD(0.1), "mse")
+        return [float(run.train_on_batch(X, Y)) for _ in range(3) for run in runs] + [
+            float(run.evaluate(X, Y, verbose=0)) for run in runs
+        ]
+
+    pipelined = losses(lambda model, k: PipelinedModel(model, k, 3))
+    np.testing.assert_allclose(pipelined, losses(lambda model, _: model), rtol=1e-5)
+
+
+@pytest.mark.parametrize("of_evaluation", [True, False])
+def test_labels_of_another_kind_are_compared(of_evaluation: bool) -> None:
+    labels = X[:, :1] > 0
+    losses = []
+    for pipelined in (True, False):
+        model = network()
+        model = keras.Model(model.input, layers.Dense(1, "sigmoid")(model.output))
+        model = PipelinedModel(model, 2, 3) if pipelined else model
+        model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
+        begin = model.test_on_batch if of_evaluation else model.train_on_batch
+        begin(X, labels.astype("int64"))
+        model.reset_metrics()
+        losses.append(model.train_on_batch(X, labels.astype("float64")))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
 def test_lora_may_be_enabled_after_a_prediction() -> None:
     plain = network()
     model = PipelinedModel(plain, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,16 +198,93 @@ def test_steps_of_the_models_own_are_refused(name: str) -> None:
         model.compile("sgd", "mse")
 
 
+@pytest.mark.parametrize("name", ["train_step", "compute_loss", "compute_metrics", "predict_step"])
+def test_steps_of_a_class_of_pipelines_are_refused(name: str) -> None:
+    own = type("Own", (PipelinedModel,), {name: getattr(keras.Model, name), "__module__": "mine"})
+    with pytest.raises(errors.LayerError, match=f"Own defines its own {name}"):
+        own(two_outputs(), 2).compile("sgd", "mse")
+
+
+@pytest.mark.parametrize("inputs", [[X, X], [X]])
+def test_a_sequential_without_a_graph_is_refused(inputs: list[Any]) -> None:
+    class Shapeless(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x
+
+        def compute_output_spec(self, x: Any) -> Any:
+            raise NotImplementedError
+
+    first = keras.layers.Concatenate() if len(inputs) > 1 else Shapeless()
+    model = PipelinedModel(keras.Sequential([first, keras.layers.Dense(2)]), 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match=r"several inputs, or has a layer.*has no graph"):
+        model.fit(inputs, X[:, :2], verbose=0)
+
+
+def test_a_sequential_with_its_own_call_is_refused() -> None:
+    class Own(keras.Sequential):
+        def call(self, x: Any, **more: Any) -> Any:
+            return super().call(x, **more)
+
+    for layers in ([], [keras.Input([6])]):
+        with pytest.raises(errors.LayerError, match="is a subclassed model, which has no graph"):
+            PipelinedModel(Own([*layers, keras.layers.Dense(2)]), 2)
+
+
+def test_a_sequential_takes_no_size_of_a_mini_batch() -> None:
+    model = PipelinedModel(keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)]), 2)
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, X[:, :2])
+    assert (model.input_shape, model.output_shape) == ((None, 6), (None, 2))
+
+
+def test_a_model_of_one_layer_needs_no_number_of_partitions() -> None:
+    x = keras.Input([6])
+    model = PipelinedModel(keras.Model(x, keras.layers.Dense(2)(x)))
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, X[:, :2])
+    assert model.settings["num_partitions"] == 1
+
+
+def test_settings_of_compile_may_be_given_by_position() -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    model.compile("sgd", "mse", None, None, None, False, 1, True)
+    assert model.settings["jit_compile"] is True
+
+
+def test_a_copy_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    for copy_of in (
+        keras.models.clone_model,
+        copy.deepcopy,
+        keras.Model.to_json,
+        lambda model: keras.saving.save_model(model, tmp_path / "model.keras"),
+    ):
+        with pytest.raises(NotImplementedError, match="attribute model, the plain model"):
+            copy_of(model)
+
+
 def test_a_pipeline_in_a_pipeline_is_refused() -> None:
     with pytest.raises(errors.LayerError, match=r"is a PipelinedModel already.*give its \.model"):
         PipelinedModel(PipelinedModel(two_outputs(), 2), 2)
 
 
-def test_data_without_labels_are_named() -> None:
-    model = PipelinedModel(two_outputs(), 2)
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.parametrize("penalty", [None, "l2"])
+def test_data_without_labels_are_named(method: str, penalty: str | None) -> None:
+    plain = two_outputs()
+    plain.get_layer("hidden").kernel_regularizer = keras.regularizers.get(penalty)
+    model = PipelinedModel(plain, 2)
     model.compile("adam", "mse")
-    with pytest.raises(errors.InputError, match="the data has no labels y, and no layer adds"):
-        model.fit({"features": X}, verbose=0)
+    with pytest.raises(errors.InputError, match="the data has no labels y, with which the loss"):
+        getattr(model, method)({"features": X}, verbose=0)
+
+
+def test_a_missing_loss_is_named() -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    model.compile("adam")
+    with pytest.raises(errors.InputError, match="compile has no loss, and no layer adds one"):
+        model.fit({"features": X}, LABELS, verbose=0)
 
 
 def test_a_loss_is_not_tried_on_a_whole_mini_batch_of_large_outputs() -> None:
@@ -251,6 +329,90 @@ def test_a_loss_that_needs_every_position_of_large_outputs_is_tried_on_all() -> 
         each.compile("sgd", late)
     expected = plain.test_on_batch(x, labels)
     np.testing.assert_allclose(model.train_on_batch(x, labels), expected, rtol=1e-5)
+
+
+def kept_mean(is_kept: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a mean over the labels that are kept; micro-batches do not know how many these are."""
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        kept = is_kept(labels)
+        errors = keras.ops.where(kept, labels - outputs, keras.ops.zeros_like(outputs))
+        return keras.ops.sum(errors**2) / keras.ops.sum(keras.ops.cast(kept, outputs.dtype))
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("is_kept", "left_out"),
+    [
+        (lambda labels: labels != 0, False),
+        (lambda labels: labels != -1, False),
+        (lambda labels: labels != -1, True),
+        (lambda labels: labels >= 0, False),
+        (lambda labels: labels != 255, False),
+        (lambda labels: ~keras.ops.isnan(labels), False),
+        (lambda labels: ~keras.ops.isnan(labels), True),
+    ],
+)
+def test_a_mean_over_the_labels_that_are_kept_needs_one_micro_batch(
+    is_kept: Callable[[Any], Any], left_out: bool
+) -> None:
+    labels = np.abs(X[:, :3]) + 1
+    if left_out:  # in the first mini-batch
+        labels[5] = np.where(is_kept(np.full([3], np.nan)), -1, np.nan)
+    x = keras.Input([6])
+    plain = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(plain, 2, 3)
+    model.compile("sgd", kept_mean(is_kept))
+    with pytest.raises(errors.LayerError, match=r"is not a sum|leaves some labels out"):
+        model.train_on_batch(X, labels)
+    model = PipelinedModel(plain, 2, 1)
+    for each in (model, plain):
+        each.compile(keras.optimizers.SGD(0.0), kept_mean(is_kept))
+    expected = plain.train_on_batch(X, labels)
+    np.testing.assert_allclose(model.train_on_batch(X, labels), expected, rtol=1e-5)
+
+
+def test_a_loss_that_leaves_labels_out_of_each_example_is_a_sum() -> None:
+    def loss(labels: Any, outputs: Any) -> Any:
+        errors = keras.ops.where(labels == -1, keras.ops.zeros_like(outputs), labels - outputs)
+        return keras.ops.mean(errors**2, axis=-1)
+
+    labels = np.where(X[:, :3] > 0.5, -1, X[:, :3])
+    x = keras.Input([6])
+    plain = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(plain, 2, 3)
+    for each in (model, plain):
+        each.compile(keras.optimizers.SGD(0.0), loss)
+    expected = plain.train_on_batch(X, labels)
+    np.testing.assert_allclose(model.train_on_batch(X, labels), expected, rtol=1e-5)
+
+
+def test_a_label_that_is_no_number_reaches_the_loss() -> None:
+    labels = X[:, :3].copy()
+    labels[0] = np.nan
+    x = keras.Input([6])
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(model, 2, 3)
+    model.compile("sgd", "mse")
+    assert np.isnan(model.train_on_batch(X, labels))
+
+
+def test_a_loss_is_tried_where_it_is_finite() -> None:
+    def above_one(labels: Any, outputs: Any) -> Any:
+        return keras.ops.sum((labels - keras.ops.sqrt(outputs - 1)) ** 2, axis=-1)
+
+    def never(labels: Any, outputs: Any) -> Any:
+        return above_one(labels, outputs - 100)
+
+    x = keras.Input([6])
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)) ** 2 + 2)
+    model = PipelinedModel(model, 2, 3)
+    model.compile("sgd", above_one)
+    assert np.isfinite(model.train_on_batch(X, X[:, :3]))
+    model.compile("sgd", never)
+    with pytest.raises(errors.LayerError, match="the loss 'never' is not finite on the outputs"):
+        model.train_on_batch(X, X[:, :3])
 
 
 class Last(keras.metrics.Mean):

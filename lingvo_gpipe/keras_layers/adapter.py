@@ -65,6 +65,16 @@ class KerasLayer(Layer):
             "",
             "Field whose batch size counts the examples for its losses; empty: the first field.",
         )
+        unread: bool = hyperparams.field(
+            False, "Whether no layer reads what it writes: it has losses or statistics."
+        )
+
+        def compared(self) -> tuple[str, ...]:
+            """See `Layer.Params.compared`; what such a layer writes may stay unread."""
+            return self.reads if self.unread else ()
+
+        def _inference(self) -> Layer.Params | None:
+            return None if self.unread else super()._inference()
 
         def mixes_examples(self) -> bool:
             """See `Layer.Params.mixes_examples`."""

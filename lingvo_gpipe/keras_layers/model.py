@@ -196,6 +196,7 @@ class _Call:
     picks: tuple[int, ...]
     takes: dict[str, tuple[str, tuple[int | None, ...]]]
     mixes: bool
+    unread: bool = False
 
 
 class _Cutter:
@@ -283,7 +284,7 @@ class _Cutter:
                 keras_updates=self._keras_updates,
             )
             params.set(args=call.args, kwargs=call.kwargs, picks=call.picks)
-            params.set(takes=call.takes, mixes=call.mixes)
+            params.set(takes=call.takes, mixes=call.mixes, unread=call.unread)
             params.set(examples=field, tie=_ties(call, owners))
             _refuse_hidden_state(call.operation, params, keras_updates=self._keras_updates)
             layers.append(params)
@@ -365,11 +366,15 @@ class _Cutter:
         """Remove masks and tensors that no layer reads, starting from the last layer."""
         read = set(outputs)
         for call in list(reversed(self._calls)):
-            if read.isdisjoint(call.writes):
-                self._calls.remove(call)  # it only computed the mask of a removed tensor
-                continue
             masks = set(call.masks.values())
             tensors = [write for write in call.writes if write not in masks]
+            if read.isdisjoint(call.writes):
+                # It computed the mask of a removed tensor, or is in an unused head of a model.
+                if not _has_losses_or_statistics(call.operation):
+                    self._calls.remove(call)
+                    continue
+                call.unread = True
+                read.add(tensors[0])
             if call.picks:
                 call.picks = tuple(n for n in call.picks if tensors[n] in read)
             call.writes = [write for write in call.writes if write in read]
@@ -456,6 +461,19 @@ def _is_of_keras(layer: keras.layers.Layer) -> bool:
     return all(
         type(each).__module__.startswith("keras.") and not isinstance(each, keras.layers.Lambda)
         for each in layer._flatten_layers()
+    )
+
+
+def _has_losses_or_statistics(operation: keras.Operation) -> bool:
+    """Whether a layer may do more than return outputs; one of a user's may add a loss."""
+    if not isinstance(operation, keras.layers.Layer):
+        return False
+    declared = variables.find(operation)
+    return (
+        not _is_of_keras(operation)
+        or bool(declared.statistics)
+        or any(layer.activity_regularizer is not None for layer in operation._flatten_layers())
+        or any(getattr(v, "regularizer", None) is not None for v in declared.weights.values())
     )
 
 

@@ -1,0 +1,102 @@
+"""Models whose graphs are unusual train in a pipeline as in plain Keras, or are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from lingvo_gpipe.fitting import PipelinedModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+
+_random = np.random.default_rng(0)
+X = _random.normal(size=(8, 6))
+Y = _random.normal(size=(8, 2))
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy(before)
+
+
+def trained(
+    make: Callable[[], keras.Model], x: Any, y: Any, layout: tuple[int, int] | None, **compiled: Any
+) -> tuple[Any, ...]:
+    """Return weights, losses and predictions after two epochs."""
+    keras.utils.set_random_seed(1)
+    model: Any = make()
+    if layout is not None:
+        model = PipelinedModel(model, *layout)
+    model.compile(**{"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", **compiled})
+    history = model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0).history
+    return model.get_weights(), history["loss"], model.predict(x, batch_size=4, verbose=0)
+
+
+def same(make: Callable[[], keras.Model], x: Any = X, y: Any = Y, **compiled: Any) -> None:
+    """Check that a model trains in two cells by two micro-batches as in plain Keras."""
+    plain, found = (trained(make, x, y, layout, **compiled) for layout in (None, (2, 2)))
+    keras.tree.assert_same_structure(plain, found)
+    for one, other in zip(keras.tree.flatten(plain), keras.tree.flatten(found), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
+
+
+# --- Layers that no output needs ----------------------------------------------------------------
+
+
+class AddsLoss(layers.Layer):
+    """Adds a loss, of a kind that its config does not hold."""
+
+    def __init__(self, kind: str = "mean", **more: Any) -> None:
+        super().__init__(**more)
+        self.kind = kind
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * getattr(ops, self.kind)(x**2))
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+def with_unused(unused: Callable[[Any], Any], *, ends: bool = False) -> keras.Model:
+    """Return a model of which an inner model has a head that nothing reads."""
+    x = inner = keras.Input([6])
+    hidden = layers.Dense(4)(inner)
+    block = keras.Model(inner, [layers.Dense(2)(hidden), unused(hidden)])
+    x = keras.Input([6])
+    used = block(x)[0]
+    return keras.Model(x, used if ends else layers.Dense(2)(used))
+
+
+UNUSED: dict[str, Callable[[Any], Any]] = {
+    "regularizer": lambda x: layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.1))(x),
+    "activity": lambda x: layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.1))(
+        layers.Dense(5)(x)
+    ),
+    "add-loss": lambda x: AddsLoss()(layers.Dense(3)(x)),
+    "plain": lambda x: layers.ReLU()(layers.Dense(3)(x)),
+}
+
+
+@pytest.mark.parametrize("unused", UNUSED)
+def test_an_unused_head_of_an_inner_model_keeps_its_losses(unused: str) -> None:
+    same(lambda: with_unused(UNUSED[unused], ends=unused == "add-loss"))
+
+
+def test_a_batch_norm_of_an_unused_head_keeps_its_statistics() -> None:
+    def make() -> keras.Model:
+        return with_unused(lambda x: layers.BatchNormalization()(x))
+
+    plain, found = (trained(make, X, Y, layout) for layout in (None, (2, 1)))
+    for one, other in zip(plain[0], found[0], strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)

@@ -109,6 +109,8 @@ def class_name(config: dict[str, Any]) -> str:
 def without_names(value: Any) -> Any:
     """Return a configuration without names, in which layers of one structure differ."""
     if isinstance(value, dict):
+        if value.get("class_name") == "DTypePolicy":
+            return value
         return {k: without_names(v) for k, v in value.items() if k not in ("name", "build_config")}
     return [without_names(item) for item in value] if isinstance(value, list | tuple) else value
 

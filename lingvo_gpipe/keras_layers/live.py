@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import types
 from collections.abc import Hashable
 from typing import Any
 
@@ -21,6 +22,7 @@ from lingvo_gpipe.keras_layers import variables
 from lingvo_gpipe.keras_layers.config import from_config, to_config, without_names
 
 _TOLERANCE = 1e-4
+_OF_KERAS = "keras.", "keras_hub."
 
 
 class Live(hyperparams.Opaque):
@@ -64,15 +66,19 @@ class Live(hyperparams.Opaque):
 
     @functools.cached_property
     def structure(self) -> Hashable:
-        """What it has in common with others of its structure; None: its config does not say."""
+        """What it has in common with others of its structure; None: that is not known."""
+        layers = getattr(self.operation, "_flatten_layers", lambda: [self.operation])()
         try:
-            settings = keras.saving.serialize_keras_object(self.operation)
+            # A notebook may define a class again under the same name. The config of Keras' own
+            # layer has those in it; that of a user's may leave out anything.
+            has_all = all(map(is_of_keras, layers))
+            return (
+                tuple(type(layer) for layer in layers),
+                tuple(map(_settings, [self.operation] if has_all else layers)),
+                tuple(map(_attributes, layers)),
+            )
         except Exception:  # noqa: BLE001 (whatever the get_config of a layer raises)
             return None
-        # A notebook may define a class again under the same name.
-        layers = getattr(self.operation, "_flatten_layers", lambda: [self.operation])()
-        classes = tuple(type(layer) for layer in layers)
-        return classes, json.dumps(without_names(settings), default=repr, sort_keys=True)
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -92,6 +98,62 @@ class Live(hyperparams.Opaque):
     def plain(self) -> dict[str, Any]:
         """See `hyperparams.Opaque`."""
         return self.config
+
+
+def is_of_keras(operation: keras.Operation) -> bool:
+    """Whether the class of a layer or operation is Keras' own, without the layers in it."""
+    return type(operation).__module__.startswith(_OF_KERAS)
+
+
+def _serialized(value: object) -> str:
+    settings = keras.saving.serialize_keras_object(value)
+    return json.dumps(without_names(settings), default=repr, sort_keys=True)
+
+
+def _settings(operation: keras.Operation) -> Hashable:
+    """Return the config of a layer of Keras; of a user's, what its attributes do not say."""
+    if isinstance(operation, keras.layers.Layer) and not is_of_keras(operation):
+        return operation.dtype_policy.name, operation.autocast
+    return _serialized(operation)
+
+
+def _attributes(operation: keras.Operation) -> Hashable:
+    """Return the attributes of a user's layer, or the functions of one of Keras."""
+    attributes = vars(operation)
+    if isinstance(operation, keras.layers.Layer):
+        regularizer = operation.activity_regularizer
+        attributes = variables.own_attributes(operation) | {"activity_regularizer": regularizer}
+    is_described = is_of_keras(operation) or not isinstance(operation, keras.layers.Layer)
+    return tuple(
+        (name, _comparable(value))
+        for name, value in attributes.items()
+        if callable(value) or not is_described
+    )
+
+
+def _comparable(value: Any) -> Hashable:
+    """Return what is equal for values with which a layer computes the same.
+
+    Raises:
+        TypeError: it is unknown.
+    """
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return type(value), repr(value)
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_comparable, value))
+    if isinstance(value, dict):
+        return type(value), tuple((_comparable(k), _comparable(v)) for k, v in value.items())
+    if isinstance(value, types.FunctionType):
+        closure = [cell.cell_contents for cell in value.__closure__ or ()]
+        inside = _comparable([value.__defaults__, value.__kwdefaults__, closure])
+        return value.__module__, value.__code__, inside
+    if isinstance(value, type):
+        return value
+    if isinstance(value, keras.layers.Layer | keras.Variable | keras.random.SeedGenerator):
+        return (type(value),)  # compared on their own
+    if type(value).__module__.startswith(_OF_KERAS):
+        return type(value), _serialized(value)
+    raise TypeError(f"{type(value).__name__} is not comparable")
 
 
 def _check(live: keras.Operation, remade: keras.Operation) -> None:

@@ -25,7 +25,7 @@ from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.keras_layers import adapter, config, function, variables
-from lingvo_gpipe.keras_layers.live import Live, example
+from lingvo_gpipe.keras_layers.live import Live, example, is_of_keras
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.nests import NameNest
@@ -459,7 +459,7 @@ def _mixes_examples(node: Any) -> bool:
 def _is_of_keras(layer: keras.layers.Layer) -> bool:
     """Whether a layer and all layers in it are Keras' own, and none a function of a user's."""
     return all(
-        type(each).__module__.startswith("keras.") and not isinstance(each, keras.layers.Lambda)
+        is_of_keras(each) and not isinstance(each, keras.layers.Lambda)
         for each in layer._flatten_layers()
     )
 

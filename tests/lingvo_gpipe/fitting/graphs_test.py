@@ -100,3 +100,56 @@ def test_a_batch_norm_of_an_unused_head_keeps_its_statistics() -> None:
     plain, found = (trained(make, X, Y, layout) for layout in (None, (2, 1)))
     for one, other in zip(plain[0], found[0], strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
+
+
+# --- Layers of one class that differ ------------------------------------------------------------
+
+
+def cut(first: int, last: int) -> Callable[[Any], Any]:
+    def columns(x: Any) -> Any:
+        return x[:, first:last]
+
+    return columns
+
+
+class Applies(layers.Layer):
+    """Calls a function, or a layer, that its config does not hold."""
+
+    def __init__(self, function: Any, **more: Any) -> None:
+        super().__init__(**more)
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+def losses_of_two_kinds(x: Any) -> Any:
+    return AddsLoss("sum")(layers.Dense(6)(AddsLoss("mean")(x)))
+
+
+def columns_of_two_widths(x: Any) -> Any:
+    return ops.concatenate([layers.Lambda(cut(0, 2))(x), layers.Lambda(cut(2, 6))(x)], -1)
+
+
+def functions_of_two_widths(x: Any) -> Any:
+    return ops.concatenate([Applies(cut(0, 2))(x), Applies(cut(2, 6))(x)], -1)
+
+
+def layers_of_two_kinds(x: Any) -> Any:
+    x = Applies(layers.Dense(6, activity_regularizer=None))(x)
+    return Applies(layers.Dense(6, activity_regularizer="l2"))(x)
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [losses_of_two_kinds, columns_of_two_widths, functions_of_two_widths, layers_of_two_kinds],
+)
+def test_layers_differ_whose_configs_are_equal(differing: Callable[[Any], Any]) -> None:
+    def make() -> keras.Model:
+        x = keras.Input([6])
+        return keras.Model(x, layers.Dense(2)(differing(layers.Dense(6)(x))))
+
+    same(make)

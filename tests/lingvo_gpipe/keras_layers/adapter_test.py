@@ -12,6 +12,7 @@ from keras import layers
 
 from lingvo_gpipe import errors, hyperparams, pipelining
 from lingvo_gpipe.keras_layers import adapter, trace, variables
+from lingvo_gpipe.keras_layers.live import Live
 from tests.lingvo_gpipe.keras_layers import keras_runs
 
 hyperparams.register_package(__name__)
@@ -90,6 +91,29 @@ def test_mixed_policy_computes_in_bfloat16_and_declares_float32() -> None:
 def test_a_layer_with_a_policy_of_its_own_keeps_it() -> None:
     assert adapter.from_keras(layers.Dense(3)).dtype is None
     assert adapter.from_keras(layers.Dense(3, dtype="float64")).dtype == "float64"
+
+
+class Wide(layers.Layer):
+    def __init__(self, width: int) -> None:
+        def doubled(x: Any) -> Any:
+            return x * 2
+
+        super().__init__()
+        self.inner = layers.Dense(width, activation=doubled)
+        self.norm = layers.LayerNormalization()
+
+    def call(self, x: Any) -> Any:
+        return self.norm(self.inner(x))
+
+
+def test_equal_layers_of_a_user_have_one_structure() -> None:
+    found = []
+    for width in (4, 4, 5):
+        live = Wide(width)
+        live(keras_runs.random(*VECTORS))
+        found.append(Live(live, "block").structure)
+    assert found[0] == found[1] is not None
+    assert found[0] != found[2]
 
 
 class Scale(layers.Layer):

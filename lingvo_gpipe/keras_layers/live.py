@@ -203,17 +203,12 @@ def _example_call(live: keras.layers.Layer) -> tuple[Any, Any] | None:
     return keras.tree.map_structure(example, (arguments.args, arguments.kwargs))
 
 
-def example(value: Any, size: int = 2) -> Any:
-    """Return numbers in place of a symbolic tensor; anything else as it is.
-
-    Args:
-        value: an argument of a layer's call.
-        size: of dimensions that are unknown, such as the number of examples.
-    """
+def example(value: Any) -> Any:
+    """Return numbers in place of a symbolic tensor, with 2 for sizes that are unknown."""
     if not isinstance(value, keras.KerasTensor):
         return value
     random = np.random.default_rng(0)
-    shape = [size if dimension is None else dimension for dimension in value.shape]
+    shape = [2 if dimension is None else dimension for dimension in value.shape]
     dtype = tf.as_dtype(value.dtype)
     if dtype.is_floating:
         return tf.cast(random.normal(size=shape), dtype)

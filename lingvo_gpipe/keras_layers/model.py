@@ -13,7 +13,6 @@ name in the stream, so that skip connections follow the graph. Functional models
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -409,36 +408,33 @@ def inputs_of(inner: Functional, node: Any) -> list[keras.KerasTensor]:
 def _mixes_examples(node: Any) -> bool:
     """Return whether an output of a node depends on which examples are in a mini-batch together.
 
-    It is run on examples together and apart, as inference. Layers of Keras itself need no run, as
-    long as the first dimension of their outputs, and no other, is the number of examples; nor do
-    layers that draw numbers, whose outputs differ in any case. If it cannot be run, the shapes of
-    its outputs decide alone.
+    It is run on examples together and apart, as inference; a user's layer without batch norm also
+    as in training. Layers of Keras itself need no run, as long as the first dimension of their
+    outputs, and no other, is the number of examples. If a layer cannot be run, the shapes of its
+    outputs decide alone.
     """
     inputs, operation = node.arguments.keras_tensors, node.operation
-    if not inputs or any(not t.shape or t.shape[0] is not None for t in inputs):
+    batches = {tensor.shape[0] if tensor.shape else 0 for tensor in inputs}
+    if len(batches) != 1 or 0 in batches:  # not all of them have examples
         return False
-    if any(size is None for tensor in inputs for size in tensor.shape[1:]):
-        return False  # other sizes than the number of examples are unknown, too
-    keeps = all(t.shape and t.shape[0] is None and None not in t.shape[1:] for t in node.outputs)
-    if isinstance(operation, keras.layers.Layer) and (
-        (keeps and _is_of_keras(operation)) or variables.find(operation).seeds
-    ):
-        return False
-    arguments = node.arguments.args, node.arguments.kwargs
-    examples = keras.tree.map_structure(functools.partial(example, size=4), arguments)
-
-    def run(part: slice) -> list[Any]:
-        args, kwargs = keras.tree.map_structure(
-            lambda value: value[part] if tf.is_tensor(value) else value, examples
-        )
-        if isinstance(operation, keras.layers.Layer):  # or a Resizing in it would begin training
-            kwargs = {"training": False, **kwargs}
-        with keras.StatelessScope():  # what it writes is not kept
-            outputs = keras.tree.flatten(operation(*args, **kwargs))
-        return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
-
+    (batch,) = batches
+    is_open = any(size is None for tensor in inputs for size in tensor.shape[1:])
+    keeps = all(
+        t.shape and t.shape[0] == batch and (is_open or None not in t.shape[1:])
+        for t in node.outputs
+    )
+    modes = [False]
+    seeds: Sequence[keras.Variable] = ()
+    if isinstance(operation, keras.layers.Layer):
+        declared = variables.find(operation)
+        seeds = declared.seeds
+        if _is_of_keras(operation):
+            if keeps or seeds:
+                return False
+        elif not declared.norms:
+            modes = [True, False]  # the last leaves what a call stores as it was
     try:
-        parts = list(zip(run(slice(0, 4)), run(slice(0, 2)), run(slice(2, 4)), strict=True))
+        runs = [_runs(node, seeds, training=training) for training in modes]
     except Exception:  # noqa: BLE001 (a layer may refuse numbers that are not its user's)
         return not keeps
     is_half = any("16" in keras.backend.standardize_dtype(t.dtype) for t in node.outputs)
@@ -452,8 +448,41 @@ def _mixes_examples(node: Any) -> bool:
     return not all(
         (alike(whole, first) and alike(whole, second))
         or (whole.ndim and alike(whole, np.concatenate([first, second])))
-        for whole, first, second in parts
+        or not alike(whole, other_seed)  # it draws numbers, which differ in any case
+        for parts in runs
+        for whole, other_seed, first, second in parts
     )
+
+
+def _runs(
+    node: Any, seeds: Sequence[keras.Variable], *, training: bool
+) -> list[tuple[np.ndarray[Any, Any], ...]]:
+    """Return each output of a node for four examples, again with other seeds, and for halves."""
+
+    def four(value: Any) -> Any:
+        if not isinstance(value, keras.KerasTensor):
+            return value
+        sizes = [3 if size is None else size for size in value.shape[1:]]
+        return example(keras.KerasTensor((4, *sizes), value.dtype))
+
+    operation, arguments = node.operation, node.arguments
+    examples = keras.tree.map_structure(four, (arguments.args, arguments.kwargs))
+
+    def run(part: slice, seed: int = 0) -> list[Any]:
+        args, kwargs = keras.tree.map_structure(
+            lambda value: value[part] if tf.is_tensor(value) else value, examples
+        )
+        if isinstance(operation, keras.layers.Layer):  # or a Resizing in it would begin training
+            kwargs = {**kwargs, "training": training}
+        states = [(state, tf.constant([seed, n], state.dtype)) for n, state in enumerate(seeds)]
+        with keras.StatelessScope(states):  # what it writes is not kept
+            outputs = keras.tree.flatten(operation(*args, **kwargs))
+        return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
+
+    everything = slice(0, 4)
+    whole = run(everything)
+    again = run(everything, 1) if seeds else whole
+    return list(zip(whole, again, run(slice(0, 2)), run(slice(2, 4)), strict=True))
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import PipelinedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
@@ -153,3 +154,82 @@ def test_layers_differ_whose_configs_are_equal(differing: Callable[[Any], Any]) 
         return keras.Model(x, layers.Dense(2)(differing(layers.Dense(6)(x))))
 
     same(make)
+
+
+# --- Layers that compare examples ---------------------------------------------------------------
+
+
+def centred(x: Any) -> Any:
+    return x - ops.mean(x, axis=0, keepdims=True)
+
+
+class Centres(layers.Layer):
+    """Compares examples, in some calls after dropout."""
+
+    def __init__(self, rate: float = 0.0, *, in_training: bool = False) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.dropout = layers.Dropout(rate) if rate else None
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        if self.dropout is not None:
+            x = self.dropout(x, training=training)
+        return x if self.in_training and not training else centred(x)
+
+
+class Noisy(layers.Layer):
+    """Draws numbers in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+        self.dropout = layers.Dropout(0.5)
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        x = self.dropout(x, training=training)
+        return x + keras.random.normal(ops.shape(x), dtype=x.dtype, seed=self.seeds)
+
+
+def between(middle: Any, *, shape: Any = (6,), batch_size: int | None = None) -> keras.Model:
+    x = keras.Input(shape, batch_size=batch_size)
+    return keras.Model(x, layers.Dense(2)(middle(layers.Dense(6)(x))))
+
+
+SEQUENCES = _random.normal(size=(8, 5, 4))
+MIXING: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "variable-length": (lambda: between(centred, shape=(None, 4)), SEQUENCES),
+    "fixed-batch": (lambda: between(centred, batch_size=4), X),
+    "in-training": (lambda: between(Centres(in_training=True)), X),
+    "after-dropout": (lambda: between(Centres(0.5)), X),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_compares_examples_needs_one_micro_batch(name: str) -> None:
+    make, x = MIXING[name]
+    model: Any = PipelinedModel(make(), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match="compares the examples of a mini-batch"):
+        model.fit(x, np.zeros((*x.shape[:-1], 2)), batch_size=4, verbose=0)
+
+
+ALONE: dict[str, tuple[Callable[[], keras.Model], Any]] = {
+    "variable-length": (
+        lambda: between(lambda x: ops.cumsum(layers.Conv1D(6, 5)(x), 1), shape=(None, 4)),
+        SEQUENCES,
+    ),
+    "fixed-batch": (lambda: between(lambda x: ops.flip(x, 1), batch_size=4), X),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_layer_that_treats_each_example_alone_is_not_refused(name: str) -> None:
+    make, x = ALONE[name]
+    y = np.zeros((8, 1, 2)) if x is SEQUENCES else Y
+    same(make, x, y)
+
+
+def test_a_layer_that_draws_numbers_is_not_refused() -> None:
+    model: Any = PipelinedModel(between(Noisy()), 2, 2)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(X, Y, batch_size=4, verbose=0).history["loss"]).all()

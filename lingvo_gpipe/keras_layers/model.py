@@ -291,6 +291,7 @@ class _Cutter:
 
     def _call(self, node: Any, streams: dict[int, str], explicit: dict[str, Any]) -> None:
         operation = node.operation
+        _refuse_variables(node)
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
         args = [self._argument(arg, streams, reads) for arg in node.arguments.args]
@@ -524,6 +525,22 @@ def graph_of(operation: object) -> Functional | None:
         return getattr(operation, "_functional", None) if plain else None
     plain = isinstance(operation, Functional) and type(operation).call is Functional.call
     return operation if plain else None
+
+
+def _refuse_variables(node: Any) -> None:
+    """Refuse a call with a variable as an argument: its present value would become a constant.
+
+    Raises:
+        LayerError: naming the operation.
+    """
+    for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs)):
+        if isinstance(value, keras.Variable | tf.Variable):
+            operation = node.operation
+            raise errors.LayerError(
+                f"{operation.name} ({type(operation).__name__}) takes the variable {value.name!r} "
+                "as an argument, whose later values the pipeline would not have. Make a layer that "
+                "holds it by self.add_weight and computes with it"
+            )
 
 
 def _is_mask(argument: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 from lingvo_gpipe import errors
@@ -233,3 +234,15 @@ def test_a_layer_that_draws_numbers_is_not_refused() -> None:
     model: Any = PipelinedModel(between(Noisy()), 2, 2)
     model.compile("sgd", "mse")
     assert np.isfinite(model.fit(X, Y, batch_size=4, verbose=0).history["loss"]).all()
+
+
+# --- Arguments of layers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
+def test_a_variable_outside_of_layers_is_refused(make: Callable[..., Any]) -> None:
+    variable = make(np.float64(1), name="variable")
+    model = PipelinedModel(between(lambda x: ops.multiply(x, variable)), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match=r"takes the variable 'variable.*self\.add_weight"):
+        model.fit(X, Y, batch_size=4, verbose=0)

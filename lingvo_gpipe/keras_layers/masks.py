@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers.model import graph_of, inputs_of, nodes_of
+from lingvo_gpipe.keras_layers.model import first_argument, graph_of, inputs_of, nodes_of
 
 
 def has_output_masks(model: Functional) -> bool:
@@ -66,8 +66,8 @@ def _masks(
             reads = inputs_of(inner, node)
             known = [value_of.get(id(t), t) for t in reads]
             computed = _masks(inner, known, [mask_of.get(id(t)) for t in reads])
-        elif getattr(operation, "supports_masking", False) and node.arguments.args:
-            first = node.arguments.args[0]
+        elif getattr(operation, "supports_masking", False):
+            first = first_argument(node)
             computed = keras.tree.flatten(
                 operation.compute_mask(
                     keras.tree.map_structure(lambda t: value_of.get(id(t), t), first),
@@ -79,8 +79,8 @@ def _masks(
         for tensor, mask in zip(node.outputs, computed, strict=False):
             if isinstance(mask, keras.KerasTensor):
                 raise errors.LayerError(
-                    f"the mask that {operation.name} returns depends on what the layers before it "
-                    "compute. Use one micro-batch"
+                    f"the mask of an output depends on what is computed before {operation.name}. "
+                    "Call that layer on a keras.Input"
                 )
             mask_of[id(tensor)] = mask
     return [mask_of.get(id(tensor)) for tensor in graph.outputs]

@@ -13,6 +13,7 @@ name in the stream, so that skip connections follow the graph. Functional models
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -343,7 +344,7 @@ class _Cutter:
             has = isinstance(tensor, keras.KerasTensor) and streams[id(tensor)] in self._masks
             return keras.KerasTensor(tensor.shape[:2], "bool") if has else None
 
-        first = node.arguments.args[0] if node.arguments.args else None
+        first = first_argument(node)
         masks = keras.tree.map_structure(mask_of, first)
         if all(mask is None for mask in keras.tree.flatten(masks)):
             return known
@@ -396,14 +397,22 @@ def inputs_of(inner: Functional, node: Any) -> list[keras.KerasTensor]:
 
     A dictionary is matched by the names of the `Input`s, unless the model itself was made of one.
     """
-    arguments = node.arguments
-    argument = arguments.args[0] if arguments.args else arguments.kwargs["inputs"]
+    argument = first_argument(node)
     if isinstance(argument, dict) and not isinstance(inner.input, dict):
         names = [tensor.name for tensor in inner.inputs]
         if set(names) <= argument.keys():
             return [argument[name] for name in names]
     flat: list[keras.KerasTensor] = keras.tree.flatten(argument)
     return flat
+
+
+def first_argument(node: Any) -> Any:
+    """Return the first argument of a node's call, whose Keras mask the layer passes on."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    if args:
+        return args[0]
+    names = inspect.signature(node.operation.call).parameters
+    return next((kwargs[name] for name in names if name in kwargs), None)
 
 
 def _mixes_examples(node: Any) -> bool:

@@ -236,6 +236,33 @@ def test_a_layer_that_draws_numbers_is_not_refused() -> None:
     assert np.isfinite(model.fit(X, Y, batch_size=4, verbose=0).history["loss"]).all()
 
 
+# --- Masks --------------------------------------------------------------------------------------
+
+IDS = _random.integers(0, 3, size=(8, 5))
+TAGS = _random.normal(size=(8, 5, 2))
+
+
+def test_an_output_has_its_mask_through_layers_called_by_keyword() -> None:
+    def make() -> keras.Model:
+        ids = keras.Input([5], dtype="int32")
+        embedded = layers.Embedding(9, 4, mask_zero=True)(inputs=ids)
+        hidden = layers.LSTM(3, return_sequences=True)(sequences=embedded)
+        return keras.Model(ids, layers.Dense(2)(inputs=hidden))
+
+    same(make, IDS, TAGS)
+
+
+def test_a_mask_of_an_output_that_layers_compute_is_refused() -> None:
+    x = keras.Input([5, 4])
+    masked = layers.Masking(name="masking")(layers.Rescaling(0.5)(x))
+    model = PipelinedModel(keras.Model(x, layers.LSTM(2, return_sequences=True)(masked)), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        errors.LayerError, match=r"before masking\. Call that layer on a keras\.Inp"
+    ):
+        model.fit(SEQUENCES, TAGS, batch_size=4, verbose=0)
+
+
 # --- Arguments of layers ------------------------------------------------------------------------
 
 

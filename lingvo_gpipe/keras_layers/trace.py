@@ -315,7 +315,8 @@ def _run(
     def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
         values, weights = tf.nest.pack_sequence_as(everything, list(flat))
         sources = [t for t in flat if t.dtype.is_floating]
-        with tf.GradientTape() as tape:
+        # In a scope, the name of a layer may begin with "_".
+        with tf.name_scope("layer"), tf.GradientTape() as tape:
             tape.watch(sources)
             settings = CallSettings(
                 weights,

@@ -273,3 +273,7 @@ def test_a_variable_outside_of_layers_is_refused(make: Callable[..., Any]) -> No
     model.compile("sgd", "mse")
     with pytest.raises(errors.LayerError, match=r"takes the variable 'variable.*self\.add_weight"):
         model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_the_name_of_a_layer_may_begin_with_an_underscore() -> None:
+    same(lambda: between(layers.Dense(3, name="_hidden")))

@@ -38,7 +38,7 @@ class Network:
     Attributes:
         layers: Params of its layers, in order.
         inputs: fields of the mini-batch that it reads, as the model takes its inputs: a name, or a
-            list or dict of names; for `inputs` of a pipeline's Params.
+            list, tuple or dict of names; for `inputs` of a pipeline's Params.
         outputs: names in the stream of its outputs, as the model returns them; for `outputs` of a
             pipeline's Params, and for what losses and metrics read.
         names: Keras name of a layer (`inner/dense_3` in an inner model) → its name here.
@@ -149,7 +149,9 @@ def _structure(tensors: Any, names: Mapping[int, str]) -> NameNest:
         return {key: _structure(inner, names) for key, inner in tensors.items()}
     if isinstance(tensors, list | tuple):
         parts = [_structure(inner, names) for inner in tensors]
-        return parts[0] if len(parts) == 1 else parts
+        if len(parts) == 1:
+            return parts[0]
+        return tuple(parts) if isinstance(tensors, tuple) else parts
     return names[id(tensors)]
 
 

@@ -277,3 +277,11 @@ def test_a_variable_outside_of_layers_is_refused(make: Callable[..., Any]) -> No
 
 def test_the_name_of_a_layer_may_begin_with_an_underscore() -> None:
     same(lambda: between(layers.Dense(3, name="_hidden")))
+
+
+def test_a_tuple_of_outputs_is_predicted() -> None:
+    def make() -> keras.Model:
+        x = keras.Input([6])
+        return keras.Model(x, (layers.Dense(2)(x), layers.Dense(2)(layers.Dense(3)(x))))
+
+    same(make, X, (Y, Y), loss=["mse", "mae"])

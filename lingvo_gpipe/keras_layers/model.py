@@ -297,10 +297,10 @@ class _Cutter:
         _refuse_variables(node)
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
-        args = [self._argument(arg, streams, reads) for arg in node.arguments.args]
+        args = [self._argument(name, arg, streams, reads) for arg in node.arguments.args]
         # The pipeline sets `training`, whatever the node has.
         kwargs = {
-            key: self._argument(arg, streams, reads)
+            key: self._argument(name, arg, streams, reads)
             for key, arg in node.arguments.kwargs.items()
             if key != "training" and arg is not None and (key in explicit or not _is_mask(key))
         }
@@ -353,16 +353,26 @@ class _Cutter:
         computed = keras.tree.flatten(node.operation.compute_mask(first, masks))
         return [n < len(computed) and computed[n] is not None for n in range(len(known))]
 
-    def _argument(self, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
-        """Return an argument of a node as Params store it; add names that it reads to `reads`."""
+    def _argument(self, name: str, value: Any, streams: dict[int, str], reads: list[str]) -> Any:
+        """Return an argument of a node as Params store it; add names that it reads to `reads`.
+
+        Raises:
+            LayerError: a dict in it has keys that are not strings.
+        """
         if isinstance(value, keras.KerasTensor):
             reads.append(streams[id(value)])
             return {READ: streams[id(value)]}
         if isinstance(value, list | tuple):
-            items = [self._argument(item, streams, reads) for item in value]
+            items = [self._argument(name, item, streams, reads) for item in value]
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, dict):
-            return {str(k): self._argument(v, streams, reads) for k, v in value.items()}
+            for key in value:
+                if not isinstance(key, str):
+                    raise errors.LayerError(
+                        f"{name}: an argument is a dict with the key {key!r}, expected a string. "
+                        "Use strings as keys"
+                    )
+            return {key: self._argument(name, v, streams, reads) for key, v in value.items()}
         return config.from_constant(value)
 
     def _drop_unread(self, outputs: Iterable[str]) -> None:

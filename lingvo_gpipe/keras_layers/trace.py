@@ -447,14 +447,14 @@ def _symbolic(
 def _filled(argument: Any, values: Mapping[str, Nest]) -> Any:
     """Return an argument of the call, with values in place of the names that it reads."""
     if isinstance(argument, dict):
-        if set(argument) == {READ}:
+        if set(argument) == {READ} and isinstance(argument[READ], str):
             if argument[READ] not in values:
                 raise errors.LayerError(
                     f"an argument reads {argument[READ]!r}, which is not in reads; "
                     f"{errors.suggestion(argument[READ], values)}"
                 )
             return values[argument[READ]]
-        if "class_name" in argument:
+        if isinstance(argument.get("class_name"), str):
             return config.to_constant(argument)
         return {key: _filled(item, values) for key, item in argument.items()}
     if isinstance(argument, list | tuple):

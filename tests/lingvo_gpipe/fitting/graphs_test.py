@@ -285,3 +285,30 @@ def test_a_tuple_of_outputs_is_predicted() -> None:
         return keras.Model(x, (layers.Dense(2)(x), layers.Dense(2)(layers.Dense(3)(x))))
 
     same(make, X, (Y, Y), loss=["mse", "mae"])
+
+
+class SumOf(layers.Layer):
+    """Adds up the items of a dict, each with a factor."""
+
+    def __init__(self, *keys: Any) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def call(self, items: Any) -> Any:
+        return ops.add(*[factor * items[key] for factor, key in enumerate(self.keys, 1)])
+
+
+@pytest.mark.parametrize("keys", [("read", "other"), ("class_name", "config")])
+def test_a_dict_of_tensors_may_have_the_keys_of_markers(keys: tuple[Any, Any]) -> None:
+    same(lambda: between(lambda x: SumOf(*keys)({key: layers.Dense(3)(x) for key in keys})))
+
+
+def test_a_dict_whose_keys_are_not_strings_is_refused() -> None:
+    model = PipelinedModel(between(lambda x: SumOf(0, 1)({0: x, 1: x})), 2, 2)
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match="sum_of: an argument is a dict with the key 0"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_a_dict_of_one_tensor_may_have_the_key_of_a_marker() -> None:
+    same(lambda: between(lambda x: layers.Lambda(lambda items: 2 * items["read"])({"read": x})))

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams
+from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.keras_layers import trace, variables
 from lingvo_gpipe.keras_layers.config import class_name, policy_name, to_config
 from lingvo_gpipe.keras_layers.live import Live
@@ -100,6 +100,7 @@ class KerasLayer(Layer):
             return {read[0]: ValueRange(size, "input_dim")}
 
         def _meta(self, *inputs: SpecNest) -> Meta:
+            _check_squeeze(self, inputs)
             traced = trace.trace(self, inputs)
             declared = traced.function.variables
             live: dict[str, keras.Variable] = {}
@@ -131,6 +132,7 @@ class KerasLayer(Layer):
         """See `Layer.fprop`."""
         params = self.params
         values = trace.as_read(params, inputs if len(params.reads) > 1 else (inputs,))
+        _check_squeeze(params, values)
         traced = trace.known(params, tf.nest.map_structure(_spec_of, values))
         function = traced.function
         weights = {
@@ -300,6 +302,22 @@ def _loss_spec(params: KerasLayer.Params, kind: str, *, is_sum: bool) -> LossSpe
         return LossSpec(name, 1.0, lambda _: tf.ones([], dtype), of_batch=True)
     weight = heads.weight_by(params.examples, dtype, examples=True)
     return LossSpec(name, 1.0, weight)
+
+
+def _check_squeeze(params: KerasLayer.Params, inputs: Sequence[Nest]) -> None:
+    """Refuse a squeeze that would also remove the dimension of the examples.
+
+    Raises:
+        LayerError: there is one example.
+    """
+    config = params.config
+    operation = config.operation if isinstance(config, Live) else None
+    is_squeeze = type(operation).__name__ == "Squeeze" and getattr(operation, "axis", 0) is None
+    if is_squeeze and tf.nest.flatten(tuple(inputs))[0].shape[:1] == [1]:
+        raise errors.LayerError(
+            f"{params.name}: ops.squeeze without an axis removes the dimension of the examples, "
+            "of which a micro-batch has one. Name the axis: ops.squeeze(x, axis=-1)"
+        )
 
 
 def _value_at(nest: Mapping[str, Nest], path: str) -> tf.Tensor:

@@ -312,3 +312,20 @@ def test_a_dict_whose_keys_are_not_strings_is_refused() -> None:
 
 def test_a_dict_of_one_tensor_may_have_the_key_of_a_marker() -> None:
     same(lambda: between(lambda x: layers.Lambda(lambda items: 2 * items["read"])({"read": x})))
+
+
+@pytest.mark.parametrize("num_micro_batches", [3, 4])
+def test_a_squeeze_of_one_example_needs_its_axis(num_micro_batches: int) -> None:
+    def make(**axis: int) -> keras.Model:
+        x = keras.Input([6])
+        return keras.Model(x, ops.squeeze(layers.Dense(1)(x), **axis))
+
+    model = PipelinedModel(make(), 2, num_micro_batches)
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        errors.LayerError, match=r"squeeze: .*of which a micro-batch has one\. Name"
+    ):
+        model.fit(X, Y[:, 0], batch_size=4, verbose=0)
+    model = PipelinedModel(make(axis=-1), 2, num_micro_batches)
+    model.compile("sgd", "mse")
+    model.fit(X, Y[:, 0], batch_size=4, verbose=0)

@@ -13,7 +13,7 @@ reason (`function`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -98,6 +98,26 @@ class KerasLayer(Layer):
             if size is None or len(read) != 1:
                 return {}
             return {read[0]: ValueRange(size, "input_dim")}
+
+        def gradient_sources(
+            self, inputs: Sequence[SpecNest], writes: Collection[int]
+        ) -> frozenset[str | int]:
+            """Return the weights and inputs by which a loss has a gradient in Keras, not None.
+
+            Args:
+                inputs: see `fprop_meta`.
+                writes: numbers of the names it writes by which a later loss has a gradient. The
+                    losses that the layer adds count too.
+
+            Returns:
+                Paths of weights, and numbers of the names it reads.
+            """
+            traced = trace.trace(self, inputs)
+            *written, activity = traced.sources
+            sources = activity.union(*(written[number] for number in writes))
+            if trace.REGULARIZATION in traced.losses:
+                sources |= traced.function.regularized() - set(self.tie)
+            return sources
 
         def _meta(self, *inputs: SpecNest) -> Meta:
             _check_squeeze(self, inputs)

@@ -204,6 +204,14 @@ class KerasFunction:
             if path in weights and v.trainable and v.regularizer is not None
         ]
 
+    def regularized(self) -> frozenset[str]:
+        """Return the paths of the regularized weights."""
+        return frozenset(
+            path
+            for path, v in self.variables.weights.items()
+            if v.trainable and v.regularizer is not None
+        )
+
     def attributes(self) -> dict[tuple[str, str], Any]:
         """Return the attributes of the layer and its sublayers, for `check_attributes`."""
         if not isinstance(self.made, keras.layers.Layer):

@@ -39,6 +39,8 @@ class Traced:
         flops_forward: see `base.Meta`.
         flops_backward: see `base.Meta`.
         activation_bytes: see `base.Meta`.
+        sources: for each value that it writes, and last for losses of activity: paths of weights
+            and numbers of inputs by which TensorFlow has a gradient, not None.
     """
 
     function: KerasFunction
@@ -48,6 +50,7 @@ class Traced:
     flops_forward: int
     flops_backward: int
     activation_bytes: int
+    sources: tuple[frozenset[str | int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -310,11 +313,14 @@ def _run(
         path: tf.TensorSpec(v.shape, v.dtype) for path, v in function.variables.weights.items()
     }
     everything = (inputs, weights)
+    numbers = [n for n, spec in enumerate(inputs) for _ in tf.nest.flatten(spec)]
+    labels: list[str | int] = [*numbers, *tf.nest.flatten({path: path for path in weights})]
     traces: list[Traced] = []
 
     def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
-        values, weights = tf.nest.pack_sequence_as(everything, list(flat))
-        sources = [t for t in flat if t.dtype.is_floating]
+        read, weights = tf.nest.pack_sequence_as(everything, list(flat))
+        by_label = [(n, t) for n, t in zip(labels, flat, strict=True) if t.dtype.is_floating]
+        sources = [tensor for _, tensor in by_label]
         # In a scope, the name of a layer may begin with "_".
         with tf.name_scope("layer"), tf.GradientTape() as tape:
             tape.watch(sources)
@@ -324,14 +330,25 @@ def _run(
                 training=training,
                 is_frozen=lambda _: not params.trainable,
             )
-            called = call(params, function, values, settings)
+            called = call(params, function, read, settings)
             outputs = written(params, called)
             kinds = tuple(k for k, v in losses(params, function, called, weights).items() if v)
-        ends = [t for t in tf.nest.flatten(outputs) if t.dtype.is_floating] + called.losses
+        values = outputs if len(params.writes) > 1 else (outputs,)
+        parts = [_floating(part) for part in (*values, called.losses)]
+        ends = [tensor for part in parts for tensor in part]
         graph = ends[0].graph if ends else None
         forward = graph.get_operations() if graph is not None else []
-        gradients = _gradients(tape, ends, sources) if training else []
+        gradients = _gradients(tape.gradient, ends, sources) if training else []
         backward = graph.get_operations()[len(forward) :] if graph is not None else []
+
+        def sources_of(part: list[tf.Tensor]) -> frozenset[str | int]:
+            # By the graph: a persistent tape records loops in another way, and so other costs.
+            is_all = len(part) == len(ends)
+            found = gradients if is_all else _gradients(tf.gradients, part, sources)
+            return frozenset(
+                label for (label, _), g in zip(by_label, found, strict=True) if g is not None
+            )
+
         traces.append(
             Traced(
                 function,
@@ -341,9 +358,10 @@ def _run(
                 traced_flops.flops(forward, graph),
                 traced_flops.flops(backward, graph),
                 traced_memory.residual_bytes(forward, backward, graph),
+                tuple(map(sources_of, parts)) if training else (),
             )
         )
-        return [*tf.nest.flatten(outputs), *gradients]
+        return [*tf.nest.flatten(outputs), *(g for g in gradients if g is not None)]
 
     traced = tf.function(compute, autograph=False)
     concrete = traced.get_concrete_function(
@@ -470,14 +488,23 @@ def _masked(value: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return masked
 
 
+def _floating(value: Nest) -> list[tf.Tensor]:
+    return [tensor for tensor in tf.nest.flatten(value) if tensor.dtype.is_floating]
+
+
 def _gradients(
-    tape: tf.GradientTape, ends: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
+    compute: Callable[..., list[tf.Tensor | None]],
+    ends: Sequence[tf.Tensor],
+    sources: Sequence[tf.Tensor],
+) -> list[tf.Tensor | None]:
+    """Return the gradient by each source; None: it has none."""
+    if not ends or not sources:
+        return [None] * len(sources)
     try:
-        gradients = tape.gradient(ends, sources) if ends and sources else []
+        gradients = compute(ends, sources)
     except LookupError:  # an operation without a gradient costs nothing
-        gradients = []
-    return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+        return [None] * len(sources)
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
 
 def _output_spec(params: KerasLayer.Params, tensor: tf.Tensor) -> tf.TensorSpec:

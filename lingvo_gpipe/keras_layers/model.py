@@ -430,10 +430,10 @@ def first_argument(node: Any) -> Any:
 def _mixes_examples(node: Any) -> bool:
     """Return whether an output of a node depends on which examples are in a mini-batch together.
 
-    It is run on examples together and apart, as inference; a user's layer without batch norm also
-    as in training. Layers of Keras itself need no run, as long as the first dimension of their
-    outputs, and no other, is the number of examples. If a layer cannot be run, the shapes of its
-    outputs decide alone.
+    It is run on examples together and apart, as inference; a user's layer without seeds and batch
+    norms also as in training. Layers of Keras itself need no run, as long as the first dimension of
+    their outputs, and no other, is the number of examples. If a layer cannot be run, the shapes of
+    its outputs decide alone.
     """
     inputs, operation = node.arguments.keras_tensors, node.operation
     batches = {tensor.shape[0] if tensor.shape else 0 for tensor in inputs}
@@ -453,12 +453,20 @@ def _mixes_examples(node: Any) -> bool:
         if _is_of_keras(operation):
             if keeps or seeds:
                 return False
-        elif not declared.norms:
+        elif not (seeds or declared.norms):
             modes = [True, False]  # the last leaves what a call stores as it was
-    try:
-        runs = [_runs(node, seeds, training=training) for training in modes]
-    except Exception:  # noqa: BLE001 (a layer may refuse numbers that are not its user's)
-        return not keeps
+    return any(_differs(node, seeds, keeps, training=training) for training in modes)
+
+
+def _differs(node: Any, seeds: Sequence[keras.Variable], keeps: bool, *, training: bool) -> bool:
+    """Return whether outputs of a node differ for examples together and apart.
+
+    Args:
+        node: the node.
+        seeds: states of the seed generators of its layer.
+        keeps: whether the first dimension of its outputs is the number of examples.
+        training: argument of the call.
+    """
     is_half = any("16" in keras.backend.standardize_dtype(t.dtype) for t in node.outputs)
     tolerance = 0.05 if is_half else 1e-3
 
@@ -467,44 +475,40 @@ def _mixes_examples(node: Any) -> bool:
             one, other, tolerance, tolerance, equal_nan=True
         )
 
-    return not all(
-        (alike(whole, first) and alike(whole, second))
-        or (whole.ndim and alike(whole, np.concatenate([first, second])))
-        or not alike(whole, other_seed)  # it draws numbers, which differ in any case
-        for parts in runs
-        for whole, other_seed, first, second in parts
-    )
+    try:
+        whole = _run(node, slice(0, 4), training=training)
+        halves = [_run(node, slice(n, n + 2), training=training) for n in (0, 2)]
+        if all(
+            (alike(one, first) and alike(one, second))
+            or (one.ndim and alike(one, np.concatenate([first, second])))
+            for one, first, second in zip(whole, *halves, strict=True)
+        ):
+            return False
+        # Numbers that are drawn differ in any case.
+        return all(map(alike, whole, _run(node, slice(0, 4), training=training, seeds=seeds)))
+    except Exception:  # noqa: BLE001 (a layer may refuse numbers that are not its user's)
+        return not keeps
 
 
-def _runs(
-    node: Any, seeds: Sequence[keras.Variable], *, training: bool
-) -> list[tuple[np.ndarray[Any, Any], ...]]:
-    """Return each output of a node for four examples, again with other seeds, and for halves."""
+def _run(
+    node: Any, part: slice, *, training: bool, seeds: Sequence[keras.Variable] = ()
+) -> list[np.ndarray[Any, Any]]:
+    """Return the outputs of a node for some of four examples, with other states of `seeds`."""
 
-    def four(value: Any) -> Any:
+    def inputs(value: Any) -> Any:
         if not isinstance(value, keras.KerasTensor):
             return value
         sizes = [3 if size is None else size for size in value.shape[1:]]
-        return example(keras.KerasTensor((4, *sizes), value.dtype))
+        return example(keras.KerasTensor((4, *sizes), value.dtype))[part]
 
     operation, arguments = node.operation, node.arguments
-    examples = keras.tree.map_structure(four, (arguments.args, arguments.kwargs))
-
-    def run(part: slice, seed: int = 0) -> list[Any]:
-        args, kwargs = keras.tree.map_structure(
-            lambda value: value[part] if tf.is_tensor(value) else value, examples
-        )
-        if isinstance(operation, keras.layers.Layer):  # or a Resizing in it would begin training
-            kwargs = {**kwargs, "training": training}
-        states = [(state, tf.constant([seed, n], state.dtype)) for n, state in enumerate(seeds)]
-        with keras.StatelessScope(states):  # what it writes is not kept
-            outputs = keras.tree.flatten(operation(*args, **kwargs))
-        return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
-
-    everything = slice(0, 4)
-    whole = run(everything)
-    again = run(everything, 1) if seeds else whole
-    return list(zip(whole, again, run(slice(0, 2)), run(slice(2, 4)), strict=True))
+    args, kwargs = keras.tree.map_structure(inputs, (arguments.args, arguments.kwargs))
+    if isinstance(operation, keras.layers.Layer):  # or a Resizing in it would begin training
+        kwargs = {**kwargs, "training": training}
+    states = [(state, state.value + 1) for state in seeds]
+    with keras.StatelessScope(states):  # what it writes is not kept
+        outputs = keras.tree.flatten(operation(*args, **kwargs))
+    return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

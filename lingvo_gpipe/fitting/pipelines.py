@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -345,12 +345,19 @@ def _check_inputs(graph: Functional, x: Any) -> None:
 
 
 def _reached(analysis: Analysis) -> frozenset[str]:
-    """Return the paths of the trained weights on which a loss depends."""
+    """Return the paths of the trained weights by which a loss has a gradient in Keras."""
     needed: set[int] = set()
     paths: set[str] = set()
-    for number in reversed(range(len(analysis.layers))):
-        writes, reads = analysis.wiring.writes[number], analysis.wiring.reads[number]
-        if analysis.layers[number].meta.losses or needed.intersection(writes):
-            needed.update(reads)
-            paths.update(analysis.trainable(number))
+    for number, layer in reversed(list(enumerate(analysis.layers))):
+        reads = analysis.wiring.reads[number]
+        writes = [n for n, v in enumerate(analysis.wiring.writes[number]) if v in needed]
+        if not (layer.meta.losses or writes):
+            continue
+        sources: Collection[str | int] = [*layer.paths, *range(len(reads))]
+        if isinstance(layer.params, keras_layers.KerasLayer.Params):
+            inputs = [analysis.specs[version] for version in reads]
+            sources = layer.params.gradient_sources(inputs, writes)
+        needed.update(reads[source] for source in sources if isinstance(source, int))
+        used = {layer.paths[source] for source in sources if isinstance(source, str)}
+        paths.update(used.intersection(analysis.trainable(number)))
     return frozenset(paths)

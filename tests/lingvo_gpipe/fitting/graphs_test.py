@@ -32,14 +32,18 @@ def float64() -> Iterator[None]:
 
 
 def trained(
-    make: Callable[[], keras.Model], x: Any, y: Any, layout: tuple[int, int] | None, **compiled: Any
+    make: Callable[[], keras.Model],
+    x: Any,
+    y: Any,
+    layout: tuple[int, int] | None,
+    loss: Any = "mse",
 ) -> tuple[Any, ...]:
     """Return weights, losses and predictions after two epochs."""
     keras.utils.set_random_seed(1)
     model: Any = make()
     if layout is not None:
         model = PipelinedModel(model, *layout)
-    model.compile(**{"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", **compiled})
+    model.compile(optimizer=keras.optimizers.AdamW(0.05, weight_decay=0.5), loss=loss)
     history = model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0).history
     return model.get_weights(), history["loss"], model.predict(x, batch_size=4, verbose=0)
 
@@ -102,6 +106,49 @@ def test_a_batch_norm_of_an_unused_head_keeps_its_statistics() -> None:
     plain, found = (trained(make, X, Y, layout) for layout in (None, (2, 1)))
     for one, other in zip(plain[0], found[0], strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
+
+
+# --- Weights without a gradient -----------------------------------------------------------------
+
+
+class HasUnused(layers.Layer):
+    """Returns two values, and has a weight that it does not use."""
+
+    def build(self, shape: Any) -> None:
+        self.one, self.other = layers.Dense(3), layers.Dense(3)
+        self.one.build(shape)
+        self.other.build(shape)
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+    def call(self, x: Any) -> Any:
+        return self.one(x), self.other(x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (*shape[:-1], 3), (*shape[:-1], 3)
+
+
+def stopped(x: Any) -> Any:
+    return ops.stop_gradient(layers.Dense(4)(x)) + layers.Dense(4, kernel_regularizer="l2")(x)
+
+
+def one_stopped(x: Any) -> Any:
+    one, other = HasUnused()(x)
+    return ops.stop_gradient(one) + layers.Dense(3, kernel_regularizer="l2")(other)
+
+
+WITHOUT_GRADIENT: dict[str, Callable[[Any], Any]] = {
+    "stopped": stopped,
+    "one-of-two": lambda x: HasUnused()(x)[0],
+    "one-of-two-stopped": one_stopped,
+    "largest": lambda x: ops.one_hot(ops.argmax(layers.Dense(4)(x), -1), 4, dtype="float64"),
+    "regularized": lambda x: ops.stop_gradient(layers.Dense(4, kernel_regularizer="l2")(x)),
+    "activity": lambda x: ops.stop_gradient(AddsLoss()(layers.Dense(4)(x))),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_a_weight_without_a_gradient_does_not_decay(name: str) -> None:
+    same(lambda: between(WITHOUT_GRADIENT[name]))
 
 
 # --- Layers of one class that differ ------------------------------------------------------------

@@ -88,7 +88,10 @@ class PipelinedModel(keras.Model):
             raise errors.LayerError(
                 f"{model.name} is a PipelinedModel already. To cut it otherwise, give its .model"
             )
-        super().__init__(name=name or model.name)
+        super().__init__(name=name or model.name, dtype=model.variable_dtype)
+        # As in a functional model: inputs stay as they are, and each layer has its own dtype.
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
         self.model = model
         settings = {
             "num_partitions": num_partitions,
@@ -193,8 +196,14 @@ class PipelinedModel(keras.Model):
         """See `keras.Model.compile`; with `jit_compile`, XLA compiles the cells, each on its own.
 
         Raises:
-            LayerError: the model has steps of its own, which a pipeline would not call.
+            LayerError: the model has steps of its own, which a pipeline would not call; or a
+                strategy of `tf.distribute` is in scope.
         """
+        if tf.distribute.has_strategy():
+            raise errors.LayerError(
+                f"{self.name}: a pipeline does not train under a strategy of tf.distribute. "
+                "Compile it outside of strategy.scope(); num_replicas copies the pipeline"
+            )
         _refuse_own_steps(self.model)
         _refuse_own_steps(self)
         given = inspect.signature(super().compile).bind(*args, **kwargs).arguments

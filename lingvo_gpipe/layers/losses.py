@@ -196,11 +196,14 @@ def find_divisor(
             f"the loss {name!r} is not finite on the outputs between 0 and 1, or 1 and 2, on which "
             "it is tried. Let it be finite there"
         )
+    is_half = "16" in str(getattr(compared.loss, "dtype", ""))
+    adds_up = functools.partial(trials.adds_up, relative=2e-2 if is_half else 1e-5)
     for divisor in divisors:
         by_divisor = functools.partial(total, divisor=divisor)
-        if trials.adds_up(by_divisor, values):
+        if adds_up(by_divisor, values):
             if not _is_of_keras(compared.loss):
-                _check_marked(by_divisor, trials.marked(values, labels), name)
+                marked = trials.marked(values, labels)
+                _check_marked(functools.partial(adds_up, by_divisor), by_divisor, marked, name)
             return divisor
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
@@ -209,7 +212,10 @@ def find_divisor(
 
 
 def _check_marked(
-    total: Callable[[trials.Values], list[tf.Tensor]], marked: Iterable[trials.Values], name: str
+    adds_up: Callable[[trials.Values], bool],
+    total: Callable[[trials.Values], list[tf.Tensor]],
+    marked: Iterable[trials.Values],
+    name: str,
 ) -> None:
     """Refuse a loss that divides by the number of those labels that it does not leave out.
 
@@ -219,7 +225,7 @@ def _check_marked(
     for examples in marked:
         is_sum = True
         with contextlib.suppress(Exception):  # it has no such labels
-            is_sum = not np.isfinite(total(examples)) or trials.adds_up(total, examples)
+            is_sum = not np.isfinite(total(examples)) or adds_up(examples)
         if not is_sum:
             raise errors.LayerError(
                 f"the loss {name!r} leaves some labels out and divides by the number of the "

@@ -126,7 +126,11 @@ def _holds(dtype: tf.DType, number: float) -> bool:
 
 
 def adds_up(
-    function: Callable[[Values], Sequence[tf.Tensor]], values: Values, *, absolute: float = 1e-9
+    function: Callable[[Values], Sequence[tf.Tensor]],
+    values: Values,
+    *,
+    absolute: float = 1e-9,
+    relative: float = 1e-5,
 ) -> bool:
     """Return whether what a function returns of all examples is the sum of that of their parts.
 
@@ -134,10 +138,11 @@ def adds_up(
         function: the function.
         values: examples to try it on.
         absolute: difference that is none.
+        relative: part of a sum that is none.
     """
     whole = function(values)
     parts = [function({name: value[part] for name, value in values.items()}) for part in _PARTS]
     return all(
-        np.all(np.isfinite(total)) and np.allclose(sum(apart), total, 1e-5, absolute)
+        np.all(np.isfinite(total)) and np.allclose(sum(apart), total, relative, absolute)
         for total, *apart in zip(whole, *parts, strict=True)
     )

@@ -72,6 +72,41 @@ def test_a_model_that_was_made_in_float16_scales_its_loss() -> None:
     assert model.optimizer is plain.optimizer
 
 
+def test_a_call_under_a_mixed_policy_keeps_the_dtypes_of_the_inputs() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        x = keras.Input([6])
+        small = layers.Rescaling(1e-5, dtype="float32")(x)
+        hidden = layers.Dense(8)(small)
+        plain = keras.Model(x, layers.Dense(2, dtype="float32")(hidden))
+        model = PipelinedModel(plain, 2)
+        for training in (False, True):
+            large = np.full([4, 6], 2e5, "float32")  # more than a float16 holds
+            np.testing.assert_allclose(model(large, training=training), plain(large), rtol=1e-2)
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_loss_in_half_precision_is_a_sum(dtype: str) -> None:
+    plain = network()
+    losses = []
+    for model in (PipelinedModel(plain, 2, 3), plain):
+        loss = keras.losses.MeanSquaredError(dtype=dtype)
+        model.compile(keras.optimizers.SGD(0.0), loss)
+        losses.append(float(model.train_on_batch(X, Y)))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
+
+
+def test_a_strategy_is_refused() -> None:
+    model = PipelinedModel(network(), 2)
+    with (
+        tf.distribute.OneDeviceStrategy("CPU:0").scope(),
+        pytest.raises(errors.LayerError, match=r"outside of strategy\.scope\(\); num_replicas"),
+    ):
+        model.compile("sgd", "mse")
+
+
 @pytest.mark.parametrize("batch", [(X, Y, None), (X, (Y, None), (X[:, 0], None))])
 def test_a_generator_may_leave_something_out(batch: Any) -> None:
     def batches() -> Iterator[Any]:

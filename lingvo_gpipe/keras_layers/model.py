@@ -290,6 +290,11 @@ class _Cutter:
             params.set(examples=field, tie=_ties(call, owners))
             _refuse_hidden_state(call.operation, params, keras_updates=self._keras_updates)
             layers.append(params)
+        if any(layer.dtype == "float64" for layer in layers):  # layers without a dtype take it
+            for layer, call in zip(layers, self._calls, strict=True):
+                policy = getattr(call.operation, "dtype_policy", None)
+                if policy is not None and policy.name == "float32":
+                    layer.dtype = policy.name
         return layers
 
     def _call(self, node: Any, streams: dict[int, str], explicit: dict[str, Any]) -> None:

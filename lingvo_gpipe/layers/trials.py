@@ -96,7 +96,7 @@ def _few(
 
 
 def marked(values: Values, names: Sequence[str]) -> Iterator[Values]:
-    """Yield examples some of which have a label that losses often leave out, such as -1 or NaN.
+    """Yield the examples with other labels in some rows: those that losses often leave out.
 
     Args:
         values: the examples.

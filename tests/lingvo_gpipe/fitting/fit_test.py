@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,17 +12,9 @@ import pytest
 from lingvo_gpipe.fitting import PipelinedModel
 from tests.lingvo_gpipe.fitting.fit_cases import CASES, Case
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 LAYOUTS = [(k, m) for k in (1, 2, 3) for m in (1, 4)]
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy(before)
 
 
 def trained(case: Case, layout: tuple[int, int] | None) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,21 +14,14 @@ from keras import layers, ops
 from lingvo_gpipe import errors
 from lingvo_gpipe.fitting import PipelinedModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables"),
+]
 
 _random = np.random.default_rng(0)
 X = _random.normal(size=(8, 6))
 Y = _random.normal(size=(8, 2))
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy(before)
 
 
 def trained(
@@ -80,8 +73,8 @@ class AddsLoss(layers.Layer):
 
 
 def with_unused(unused: Callable[[Any], Any], *, ends: bool = False) -> keras.Model:
-    """Return a model of which an inner model has a head that nothing reads."""
-    x = inner = keras.Input([6])
+    """Return a model with an inner model, one of whose two heads nothing reads."""
+    inner = keras.Input([6])
     hidden = layers.Dense(4)(inner)
     block = keras.Model(inner, [layers.Dense(2)(hidden), unused(hidden)])
     x = keras.Input([6])
@@ -147,7 +140,6 @@ WITHOUT_GRADIENT: dict[str, Callable[[Any], Any]] = {
     "one-of-two-stopped": one_stopped,
     "largest": lambda x: ops.one_hot(ops.argmax(layers.Dense(4)(x), -1), 4, dtype="float64"),
     "regularized": lambda x: ops.stop_gradient(layers.Dense(4, kernel_regularizer="l2")(x)),
-    "activity": lambda x: ops.stop_gradient(AddsLoss()(layers.Dense(4)(x))),
 }
 
 

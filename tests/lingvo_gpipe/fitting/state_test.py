@@ -87,6 +87,20 @@ def test_a_call_under_a_mixed_policy_keeps_the_dtypes_of_the_inputs() -> None:
         keras.config.set_dtype_policy("float32")
 
 
+def test_a_layer_in_float64_leaves_the_others_as_they_are() -> None:
+    results = []
+    for pipelined in (True, False):
+        keras.utils.set_random_seed(0)
+        model = network(layers.Dense(8, dtype="float64"))
+        run = PipelinedModel(model, 2, 3) if pipelined else model
+        run.compile("sgd", "mse")
+        run.train_on_batch(X, Y)
+        results.append((model.get_weights(), model(X), run.predict(X, verbose=0)))
+    for one, other in zip(*map(keras.tree.flatten, results), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_loss_in_half_precision_is_a_sum(dtype: str) -> None:
     plain = network()

@@ -8,6 +8,7 @@ slot at a time.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -110,11 +111,12 @@ def _shared_out(names: Sequence[str], num_devices: int, kind: str) -> list[str]:
 def short(name: str) -> str:
     """Return a device's name without the job, replica and task of the local process.
 
-    >>> short("/job:localhost/replica:0/task:0/device:CPU:1")
-    '/device:CPU:1'
+    >>> short("/job:localhost/replica:0/task:0/device:CPU:1"), short("gpu:0")
+    ('/device:CPU:1', '/device:GPU:0')
     """
-    local = "/job:localhost/replica:0/task:0"
-    return name.removeprefix(local)
+    name = name.removeprefix("/job:localhost/replica:0/task:0")
+    alone = re.fullmatch(r"/?(device:)?(\w+):(\d+)", name)
+    return f"/device:{alone[2].upper()}:{alone[3]}" if alone else name
 
 
 def _named(

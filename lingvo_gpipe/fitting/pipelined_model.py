@@ -70,7 +70,7 @@ class PipelinedModel(keras.Model):
                 recompute_grad.
             cells_per_device: V.
             num_replicas: R; the mini-batch is divided between as many equal pipelines.
-            devices: names of the devices; None: `placement` chooses them.
+            devices: names of the devices, such as GPU:0; None: `placement` chooses them.
             placement: auto, cpu, gpu or tpu.
             cuts: number of layers of the model in each cell; None: balanced by FLOPs.
             device_memory: memory of each device, such as 8GiB, that no cell may exceed; None: that
@@ -83,6 +83,7 @@ class PipelinedModel(keras.Model):
         Raises:
             LayerError: the model is subclassed, so that it has no graph of layers to cut, or is a
                 PipelinedModel.
+            ParamsError: an argument has another type.
         """
         if isinstance(model, PipelinedModel):
             raise errors.LayerError(

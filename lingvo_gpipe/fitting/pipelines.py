@@ -60,7 +60,7 @@ class Pipelines:
     def __init__(
         self, model: keras.Model, settings: Mapping[str, Any], *, adapts: bool = False
     ) -> None:
-        """Refuse what has no graph.
+        """Refuse what has no graph, and settings of other types.
 
         Args:
             model: the model.
@@ -69,6 +69,7 @@ class Pipelines:
 
         Raises:
             LayerError: the model is subclassed.
+            ParamsError: a setting has another type.
         """
         is_sequential = type(model).call is keras.Sequential.call
         if graph_of(model) is None and not is_sequential:
@@ -76,6 +77,8 @@ class Pipelines:
                 f"{model.name} ({type(model).__name__}) is a subclassed model, which has no graph "
                 f"of layers to cut. {_WAY_OUT}"
             )
+        given = {name: value for name, value in settings.items() if value is not None}
+        PipeliningLayer.Params(**given)
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
         self.settings = dict(settings)

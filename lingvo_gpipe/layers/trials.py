@@ -57,11 +57,9 @@ def on_examples(
     for length, lowest in attempts:
         try:
             return function(_few(values, length, lowest))
-        except errors.UserError as error:
-            if not isinstance(error, NotFiniteError):
+        except Exception as error:  # (whatever a user's class raises)
+            if isinstance(error, errors.UserError) and not isinstance(error, NotFiniteError):
                 raise
-            failures.append(error)
-        except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
             failures.append(error)
     raise failures[-2]  # with all positions, and the integers that most functions take
 

@@ -114,6 +114,13 @@ def test_wrong_device_names_are_reported(names: list[str], text: str) -> None:
     assert str(error.value) == text
 
 
+@pytest.mark.parametrize("name", ["gpu:1", "GPU:1", "/gpu:1", "/GPU:1", "/device:gpu:1"])
+def test_devices_may_be_named_as_in_tf_device(name: str) -> None:
+    with tf.device(name):  # which takes it
+        pass
+    assert placement.place(1, names=[name], available=GPUS) == ("/device:GPU:1",)
+
+
 def test_names_of_other_tasks_keep_them() -> None:
     remote = "/job:worker/replica:0/task:1/device:CPU:0"
     assert placement.short(remote) == remote

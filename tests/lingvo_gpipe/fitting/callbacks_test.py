@@ -215,6 +215,14 @@ def test_a_subclassed_model_is_refused_in_the_constructor() -> None:
         PipelinedModel(Mine())
 
 
+@pytest.mark.parametrize(
+    "argument", [{"num_partitions": "2"}, {"cuts": "2,2"}, {"recompute": False}]
+)
+def test_an_argument_of_another_type_is_refused_in_the_constructor(argument: Any) -> None:
+    with pytest.raises(errors.ParamsError, match=f"'{next(iter(argument))}.* must be "):
+        PipelinedModel(classifier(), **argument)
+
+
 def test_replicas_divide_the_mini_batch() -> None:
     one, two = pipelined(), pipelined(2, 4, num_replicas=2)
     for model in (one, two):

@@ -57,7 +57,7 @@ def on_examples(
     for length, lowest in attempts:
         try:
             return function(_few(values, length, lowest))
-        except Exception as error:  # (whatever a user's class raises)
+        except Exception as error:  # whatever a user's class raises
             if isinstance(error, errors.UserError) and not isinstance(error, NotFiniteError):
                 raise
             failures.append(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -282,6 +282,21 @@ class CompiledLosses(base.Layer):
         def compared(self) -> tuple[str, ...]:
             """Return the fields with labels and sample weights."""
             return self.objective.names.compared()
+
+        def gradient_sources(
+            self, inputs: Sequence[SpecNest], writes: Collection[int]
+        ) -> frozenset[str | int]:
+            """See `KerasLayer.Params.gradient_sources`; nothing reads what it writes."""
+            del writes
+            found: list[tf.Tensor | None] = []
+
+            def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
+                sums = self.objective.sums(dict(zip(self.reads, flat, strict=True)))
+                found.extend(tf.gradients(sums, flat))
+                return sums
+
+            tf.function(compute, autograph=False).get_concrete_function(*inputs)
+            return frozenset(n for n, gradient in enumerate(found) if gradient is not None)
 
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             dtype = self.policy.variable

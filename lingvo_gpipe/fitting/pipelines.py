@@ -357,7 +357,7 @@ def _reached(analysis: Analysis) -> frozenset[str]:
         if not (layer.meta.losses or writes):
             continue
         sources: Collection[str | int] = [*layer.paths, *range(len(reads))]
-        if isinstance(layer.params, keras_layers.KerasLayer.Params):
+        if isinstance(layer.params, keras_layers.KerasLayer.Params | CompiledLosses.Params):
             inputs = [analysis.specs[version] for version in reads]
             sources = layer.params.gradient_sources(inputs, writes)
         needed.update(reads[source] for source in sources if isinstance(source, int))

@@ -148,6 +148,20 @@ def test_a_weight_without_a_gradient_does_not_decay(name: str) -> None:
     same(lambda: between(WITHOUT_GRADIENT[name]))
 
 
+def argmax_error(labels: Any, predictions: Any) -> Any:
+    return ops.mean((labels - ops.cast(ops.argmax(predictions, -1), "float64")[:, None]) ** 2, -1)
+
+
+@pytest.mark.parametrize("loss", [["mse", None], [None, "mse"], ["mse", argmax_error]])
+def test_a_head_whose_loss_has_no_gradient_does_not_decay(loss: Any) -> None:
+    def make() -> keras.Model:
+        x = keras.Input([6])
+        hidden = layers.Dense(4)(x)
+        return keras.Model(x, [layers.Dense(2)(hidden), layers.Dense(2)(hidden)])
+
+    same(make, y=[Y, Y], loss=loss)
+
+
 # --- Layers of one class that differ ------------------------------------------------------------
 
 

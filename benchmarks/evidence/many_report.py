@@ -1,11 +1,12 @@
 """A page of tables and a picture of `benchmarks.evidence.many`, from what its runs have translated.
 
-`python -m benchmarks.evidence.many_report --text=FOLDER --results=FILE --page=FILE --picture=FILE`
-reads the results that are there. The languages with little text come first: their own models are
-compared with the model of all languages. Then all languages, for which kinds of that model are
-compared. A score of a language's own models is the mean over their seeds; intervals of 95 % are of
-1,000 paired resamples of the test sentences. Each table is written twice: of all test sentences,
-and without those that stand in the training text of any language of the set, on either side.
+`python -m benchmarks.evidence.many_report --text=FOLDER --results=FILE --page=FILE --picture=FILE
+--curves CODE=FILE` reads the results that are there. The languages with little text come first:
+their own models are compared with the model of all languages. Then all languages, for which kinds
+of that model are compared. A score of a language's own models is the mean over their seeds;
+intervals of 95 % are of 1,000 paired resamples of the test sentences. Each table is written twice:
+of all test sentences, and without those that stand in the training text of any language of the
+set, on either side.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lingvo_gpipe.tasks.mt.decoding import score, scores
 # Column → its runs' names, in which `*` stands for each kind and seed.
 OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}"}
 KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
+_WORDS = 10  # of an example, about
 _INTRODUCTION = (
     "`benchmarks.evidence.many_report` wrote this page. What was done is said in "
     "[evidence.md](evidence.md).",
@@ -230,11 +232,67 @@ def draw(rows: Sequence[Row], metric: str, path: Path) -> None:
     picture.savefig(path, format="png", metadata={"Software": None})
 
 
+def draw_curves(runs: Runs, code: str, path: Path) -> None:
+    """Draw the loss and the accuracy on `valid` of each model that was trained on one language."""
+    from matplotlib import figure
+
+    picture = figure.Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
+    panels = picture.subplots(1, 2)
+    kinds = {found.name: found for found in runs.of(f"alone/{code}/*_seed_0")}
+    kinds |= {found.name: found for found in runs.of(f"continued/{code}")}
+    for name, found in kinds.items():
+        system, *_, kind = name.removesuffix("_seed_0").split("/")
+        label = "continued" if system == "continued" else kind.replace("_", ", dropout ")
+        style = "k-" if system == "continued" else "--" if kind.startswith("small") else "-"
+        updates, accuracies, losses = zip(*found.evaluations, strict=True)
+        for axes, values in zip(panels, (losses, accuracies), strict=True):
+            axes.plot(updates, values, style, label=label)
+    for axes, what in zip(panels, ("loss per token", "accuracy"), strict=True):
+        axes.set(xlabel="update", ylabel=f"{what} on valid, {code}")
+        axes.grid(alpha=0.3)
+    panels[1].legend()
+    picture.savefig(path, format="png", metadata={"Software": None})
+
+
+def examples(runs: Runs, codes: Sequence[str]) -> str:
+    """Return a markdown table with one sentence of each language, and its translations.
+
+    It is the first of the test set whose English is nearest to ten words.
+    """
+    lines = [["language", "English", *OWN]]
+    for code in codes:
+        texts = dict(reversed(list(runs.translations(OWN, code))))  # of the first seed
+        if texts:
+            references = next(iter(texts.values())).references
+            lengths = [len(line.split()) for line in references]
+            place = min(range(len(lengths)), key=lambda n: abs(lengths[n] - _WORDS))
+            found = [texts[system].hypotheses[place] if system in texts else "" for system in OWN]
+            cells = [references[place], *found]
+            lines.append([code, *(cell.replace("|", "\\|") for cell in cells)])
+    return markdown.table(lines).replace("---:", "---")
+
+
 def report(
-    text: Path, results: Path, page: Path, picture: Path, chosen: Sequence[languages.Scarce]
+    text: Path,
+    results: Path,
+    page: Path,
+    picture: Path,
+    chosen: Sequence[languages.Scarce],
+    curves: Mapping[str, Path],
 ) -> None:
-    """Write the page and the picture of the results in a file."""
+    """Write the page and the pictures of the results in a file.
+
+    Args:
+        text: folder with a folder of text for each language.
+        results: the file.
+        page: to write.
+        picture: to write.
+        chosen: the languages with little text.
+        curves: code of a language → picture to write of its models' training.
+    """
     runs = Runs(text, read_results(results))
+    for code, path in curves.items():
+        draw_curves(runs, code, path)
     scarce = [each.code for each in chosen]
     every = languages.all_of(chosen)
     parts = ["# Scores of languages with little text", *_INTRODUCTION]
@@ -251,6 +309,7 @@ def report(
         relatives = [row for row in rows if row.name not in scarce]
         means = [mean_row("little text", little), mean_row("relatives", relatives)]
         parts += [f"## {metric} of all languages{note}", table([*means, *rows], KINDS)]
+    parts += ["## Examples", examples(runs, scarce)]
     costs: dict[str, float] = {}
     for name in sorted(runs.results):
         kind = name.partition("/")[0]
@@ -267,9 +326,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="of the runs")
     parser.add_argument("--page", type=Path, required=True, help="Markdown to write")
     parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
+    parser.add_argument(
+        "--curves", nargs="*", default=[], help="CODE=FILE: PNG of a language's training to write"
+    )
     options = parser.parse_args()
     chosen = languages.choose(languages.count(options.text))
-    report(options.text, options.results, options.page, options.picture, chosen)
+    curves = {code: Path(path) for code, path in (each.split("=") for each in options.curves)}
+    report(options.text, options.results, options.page, options.picture, chosen, curves)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     with pytest.raises(SystemExit, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
         runs.picked(comparison.kinds(), "alone/yy")
     page, picture = tmp_path / "many.md", tmp_path / "many.png"
-    many_report.report(text, train.results, page, picture, CHOSEN)
+    curves = tmp_path / "curves.png"
+    many_report.report(text, train.results, page, picture, CHOSEN, {"xx": curves})
     tables = tables_of(page)
     head, row, mean = tables["chrF of twelve languages"]
     assert head[:5] == ["language", "training", "test", "alone", "± seeds"]
@@ -140,6 +141,15 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
         "runs", "alone", "continued", "deep", "many", "proportional",
     ]  # fmt: skip
     assert picture.exists()
+    assert curves.exists()
+    head, example = tables["Examples"]
+    assert head == ["language", "English", "alone", "together", "continued"]
+    references = (text / "xx/en.test.txt").read_text().splitlines()
+    place = min(range(4), key=lambda n: abs(len(references[n].split()) - 10))
+    own = runs.read_results(train.results)
+    names = (first, "many", "continued/xx")
+    assert example[2:] == [own[name].translations["xx:en"][place].strip() for name in names]
+    assert example[:2] == ["xx", references[place]]
 
 
 def test_a_report_leaves_out_what_is_not_there_yet() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,14 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers.model import first_argument, graph_of, inputs_of, nodes_of
+from lingvo_gpipe.keras_layers.model import (
+    first_argument,
+    graph_of,
+    has_mask_argument,
+    inputs_of,
+    nodes_of,
+    unmasked_by,
+)
 
 
 def has_output_masks(model: Functional) -> bool:
@@ -60,27 +67,65 @@ def _masks(
     """
     value_of = {id(t): value for t, value in zip(graph.inputs, values, strict=True)}
     mask_of = {id(t): mask for t, mask in zip(graph.inputs, masks, strict=True)}
+    symbolic = dict(mask_of)  # as Keras found them when the model was made
     for node in nodes_of(graph):
         operation, inner = node.operation, graph_of(node.operation)
         if inner is not None:
             reads = inputs_of(inner, node)
             known = [value_of.get(id(t), t) for t in reads]
-            computed = _masks(inner, known, [mask_of.get(id(t)) for t in reads])
+            computed = found = _masks(inner, known, [mask_of.get(id(t)) for t in reads])
         elif getattr(operation, "supports_masking", False):
-            first = first_argument(node)
-            computed = keras.tree.flatten(
-                operation.compute_mask(
-                    keras.tree.map_structure(lambda t: value_of.get(id(t), t), first),
-                    keras.tree.map_structure(lambda t: mask_of.get(id(t)), first),
-                )
-            )
+            found = _computed(node, value_of, symbolic)
+            computed = found if has_mask_argument(node) else _computed(node, value_of, mask_of)
         else:
-            computed = []
-        for tensor, mask in zip(node.outputs, computed, strict=False):
+            computed = found = []
+        for tensors, of in ((computed, mask_of), (found, symbolic)):
+            of.update(zip(map(id, node.outputs), tensors, strict=False))
+        for mask in computed:
             if isinstance(mask, keras.KerasTensor):
                 raise errors.LayerError(
                     f"the mask of an output depends on what is computed before {operation.name}. "
                     "Call that layer on a keras.Input"
                 )
-            mask_of[id(tensor)] = mask
+        for tensor in unmasked_by(node):
+            mask_of[id(tensor)] = None
     return [mask_of.get(id(tensor)) for tensor in graph.outputs]
+
+
+def _computed(
+    node: Any, value_of: Mapping[int, Any], mask_of: Mapping[int, tf.Tensor | None]
+) -> list[tf.Tensor | None]:
+    """Return the masks of a node's outputs, by the values and masks of what it is called on."""
+    operation, first = node.operation, first_argument(node)
+    values = keras.tree.map_structure(lambda t: value_of.get(id(t), t), first)
+    masks = keras.tree.map_structure(lambda t: mask_of.get(id(t)), first)
+    if isinstance(operation, keras.layers.Concatenate):
+        values = _of_their_shapes(values, masks, operation.axis)
+    flat: list[tf.Tensor | None] = keras.tree.flatten(operation.compute_mask(values, masks))
+    return flat
+
+
+def _of_their_shapes(
+    tensors: Sequence[Any], masks: Sequence[tf.Tensor | None], axis: int
+) -> list[Any]:
+    """Return zeros of the shapes of tensors that a Concatenate is called on: all it needs.
+
+    Where a shape is unknown, the symbolic tensor stays.
+
+    Args:
+        tensors: symbolic where a value is unknown.
+        masks: of each.
+        axis: along which they are concatenated.
+    """
+    any_mask = next((mask for mask in masks if mask is not None), None)
+    shaped = []
+    for tensor, mask in zip(tensors, masks, strict=True):
+        along_time = axis in (1, 1 - len(tensor.shape))
+        like = any_mask if mask is None and not along_time else mask
+        sizes = list(tensor.shape)
+        if like is not None:
+            sizes[:2] = tf.unstack(tf.shape(like))
+        elif any_mask is not None:
+            sizes[0] = tf.shape(any_mask)[0]
+        shaped.append(tensor if None in sizes else tf.zeros(sizes))
+    return shaped

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -260,7 +260,7 @@ class _Cutter:
         for node in nodes_of(graph):
             operation = node.operation
             inner = graph_of(operation)
-            explicit = _explicit_masks(node)
+            explicit = _explicit_masks(node, lambda t: streams[id(t)] in self._masks)
             if inner is None or explicit:
                 self._call(node, streams, explicit)
                 continue
@@ -320,6 +320,8 @@ class _Cutter:
             streams[id(tensor)] = write
             if has:
                 self._masks[write] = masks[write] = f"{write}.mask"
+        for tensor in unmasked_by(node):
+            self._masks.pop(streams[id(tensor)], None)
         wanted = [masks[read] for read in reads if read in masks]
         written = [masks[write] for write in writes if write in masks]
         self._calls.append(
@@ -342,19 +344,27 @@ class _Cutter:
         )
 
     def _gives_masks(self, node: Any, streams: Mapping[int, str]) -> list[bool]:
-        """Return which tensors of a node have a mask; inner graphs do not see outer masks."""
+        """Return which tensors of a node have a mask when the model runs.
+
+        Its symbolic tensors say so, unless a mask of its first argument comes from outside of an
+        inner graph, or was taken off before.
+        """
         known = [getattr(tensor, "_keras_mask", None) is not None for tensor in node.outputs]
-        if any(known) or not getattr(node.operation, "supports_masking", False):
+        if not getattr(node.operation, "supports_masking", False):
+            return known
+        if has_mask_argument(node):  # which the graph computes
+            return known
+        first = first_argument(node)
+        read = [t for t in keras.tree.flatten(first) if isinstance(t, keras.KerasTensor)]
+        masked = [streams[id(tensor)] in self._masks for tensor in read]
+        if masked == [getattr(tensor, "_keras_mask", None) is not None for tensor in read]:
             return known
 
         def mask_of(tensor: Any) -> keras.KerasTensor | None:
             has = isinstance(tensor, keras.KerasTensor) and streams[id(tensor)] in self._masks
             return keras.KerasTensor(tensor.shape[:2], "bool") if has else None
 
-        first = first_argument(node)
         masks = keras.tree.map_structure(mask_of, first)
-        if all(mask is None for mask in keras.tree.flatten(masks)):
-            return known
         computed = keras.tree.flatten(node.operation.compute_mask(first, masks))
         return [n < len(computed) and computed[n] is not None for n in range(len(known))]
 
@@ -430,6 +440,25 @@ def first_argument(node: Any) -> Any:
         return args[0]
     names = inspect.signature(node.operation.call).parameters
     return next((kwargs[name] for name in names if name in kwargs), None)
+
+
+def has_mask_argument(node: Any) -> bool:
+    """Return whether the call of a node has a mask as an argument, given or found by Keras."""
+    return node.arguments.kwargs.get("mask") is not None
+
+
+def unmasked_by(node: Any) -> list[keras.KerasTensor]:
+    """Return the tensors from which a call takes the Keras mask, so that later calls see none.
+
+    Keras' MultiHeadAttention does so with its query, value and key.
+    """
+    operation = node.operation
+    if not isinstance(operation, keras.layers.MultiHeadAttention):
+        return []
+    named = inspect.signature(operation.call).bind(*node.arguments.args, **node.arguments.kwargs)
+    given = [named.arguments.get(name) for name in ("query", "value", "key")]
+    # A tensor of another dtype is cast before.
+    return [t for t in given if t is not None and t.dtype == operation.compute_dtype]
 
 
 def _mixes_examples(node: Any) -> bool:
@@ -577,9 +606,16 @@ def _is_mask(argument: str) -> bool:
     return argument == "mask" or argument.endswith("_mask")
 
 
-def _explicit_masks(node: Any) -> dict[str, Any]:
-    """Return a node's mask arguments that are not the masks of its tensors."""
-    automatic = {id(getattr(t, "_keras_mask", None)) for t in node.arguments.keras_tensors}
+def _explicit_masks(node: Any, masked: Callable[[keras.KerasTensor], bool]) -> dict[str, Any]:
+    """Return a node's mask arguments that are not the masks of its tensors when the model runs.
+
+    Args:
+        node: the node.
+        masked: whether a tensor then has a mask.
+    """
+    automatic = {
+        id(getattr(t, "_keras_mask", None)) for t in node.arguments.keras_tensors if masked(t)
+    }
     automatic.add(id(None))
     return {
         key: value

@@ -30,6 +30,7 @@ from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
 _EMBEDDING = "keras.layers", "Embedding"
+_MIXES = "compares the examples of a mini-batch with each other"
 
 
 class KerasLayer(Layer):
@@ -75,10 +76,6 @@ class KerasLayer(Layer):
 
         def _inference(self) -> Layer.Params | None:
             return None if self.unread else super()._inference()
-
-        def mixes_examples(self) -> bool:
-            """See `Layer.Params.mixes_examples`."""
-            return self.mixes
 
         def kind_name(self) -> str:
             """Return the name of the Keras class."""
@@ -139,6 +136,7 @@ class KerasLayer(Layer):
                     _loss_spec(self, kind, is_sum=kind == trace.ACTIVITY and traced.adds_sums)
                     for kind in traced.losses
                 ),
+                undivided=_MIXES if self.mixes else traced.undivided,
             )
 
     params: Params

@@ -36,6 +36,7 @@ class Traced:
         outputs: specs of the values that the layer writes.
         losses: kinds of losses that it adds.
         adds_sums: whether losses of activity are sums over examples, not means.
+        undivided: see `base.Meta`.
         flops_forward: see `base.Meta`.
         flops_backward: see `base.Meta`.
         activation_bytes: see `base.Meta`.
@@ -47,6 +48,7 @@ class Traced:
     outputs: SpecNest
     losses: tuple[str, ...]
     adds_sums: bool
+    undivided: str
     flops_forward: int
     flops_backward: int
     activation_bytes: int
@@ -233,72 +235,86 @@ def _traced(params: KerasLayer.Params, inputs: Sequence[SpecNest]) -> Traced:
         _run(params, function, inputs, training=True)
         function.check_attributes(before)
     if ACTIVITY in traced.losses:
-        traced = dataclasses.replace(traced, adds_sums=_adds_sums(params, function, inputs))
+        adds_sums, undivided = _adds(params, function, inputs)
+        traced = dataclasses.replace(traced, adds_sums=adds_sums, undivided=undivided)
     if structure is not None:
         # Without the function, which holds the weights of the live layer.
         _of_structures[structure] = dataclasses.replace(traced, function=None)  # type: ignore[arg-type]
     return traced
 
 
-def _adds_sums(
+def _adds(
     params: KerasLayer.Params, function: KerasFunction, inputs: Sequence[SpecNest]
-) -> bool:
-    """Return whether losses of activity double where every example is there twice.
+) -> tuple[bool, str]:
+    """Return `adds_sums` and `undivided` of `Traced`, by trying a few examples.
 
     Warns if examples together add another loss than apart, such as a router that balances its load.
-
-    Raises:
-        LayerError: they neither double nor stay the same.
     """
-    random = np.random.default_rng(0)
-
-    def example(spec: tf.TensorSpec) -> tf.Tensor:
-        shape = [2, *spec.shape[1:]]
-        drawn = (
-            random.normal(size=shape) if spec.dtype.is_floating else random.integers(0, 2, shape)
-        )
-        return tf.cast(drawn, spec.dtype)
-
     with tf.init_scope():
-        once, others = (tf.nest.map_structure(example, tuple(inputs)) for _ in range(2))
-        twice, all_of_them = (
-            tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), once, more)
-            for more in (once, others)
-        )
-        weights = {path: variables.value_of(v) for path, v in function.variables.weights.items()}
-
-        def added(training: bool) -> list[float]:
-            settings = CallSettings(
-                weights,
-                seed=lambda n: tf.constant([0, n], tf.int32),
-                training=training,
-                is_frozen=lambda _: True,
-            )
-            return [
-                sum(float(loss) for loss in call(params, function, values, settings).losses)
-                for values in (once, twice, others, all_of_them)
-            ]
-
-        losses_of = added(training=False)
-        if not any(losses_of):  # a router may add its loss in training alone
-            losses_of = added(training=True)
-        one, two, other, together = losses_of
+        for is_positive in (False, True):  # the logarithm of a layer may need positive numbers
+            try:
+                one, two, other, together = _added(params, function, inputs, is_positive)
+            except errors.LayerError:  # it takes none of these
+                continue
+            if np.isfinite([one, two, other, together]).all():
+                break
+        else:
+            return True, "adds a loss that cannot be tried on drawn examples"
     is_mean, is_sum = (np.isclose(two, n * one, rtol=1e-3) for n in (1, 2))
-    if (is_mean or is_sum) and not np.isclose(
-        together, (one + other) / (2 if is_mean else 1), rtol=1e-3, atol=1e-6
-    ):
+    if not (is_mean or is_sum):
+        return True, "adds a loss that is neither a mean nor a sum over examples"
+    if not np.isclose(together, (one + other) / (2 if is_mean else 1), rtol=1e-3, atol=1e-6):
         warnings.warn(
             f"{base.describe(params)}: the loss that it adds compares examples with each other. If "
             "there are several micro-batches, each has its own, and the numbers are not those of "
             "Keras: num_micro_batches=1 has them",
             stacklevel=2,
         )
-    if is_mean or is_sum:
-        return bool(is_sum and not is_mean)
-    raise errors.LayerError(
-        f"{base.describe(params)}: the loss that it adds is neither a mean nor a sum over the "
-        "examples of a mini-batch, so micro-batches cannot compute it. Add a mean"
+    return bool(is_sum and not is_mean), ""
+
+
+def _added(
+    params: KerasLayer.Params,
+    function: KerasFunction,
+    inputs: Sequence[SpecNest],
+    is_positive: bool,
+) -> list[float]:
+    """Return the losses of activity of two examples, these twice, two others, and all four.
+
+    Raises:
+        LayerError: the layer does not take what is drawn.
+    """
+    random = np.random.default_rng(0)
+    lowest = int(is_positive)
+
+    def example(spec: tf.TensorSpec) -> tf.Tensor:
+        shape = [2, *spec.shape[1:]]
+        if not spec.dtype.is_floating:
+            return tf.cast(random.integers(lowest, lowest + 2, shape), spec.dtype)
+        drawn = random.uniform(0.05, 0.95, shape) if is_positive else random.normal(size=shape)
+        return tf.cast(drawn, spec.dtype)
+
+    once, others = (tf.nest.map_structure(example, tuple(inputs)) for _ in range(2))
+    twice, all_of_them = (
+        tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), once, more)
+        for more in (once, others)
     )
+    weights = {path: variables.value_of(v) for path, v in function.variables.weights.items()}
+    losses_of: list[float] = []
+    for training in (False, True):  # a router may add its loss in training alone
+        settings = CallSettings(
+            weights,
+            seed=lambda n: tf.constant([0, n], tf.int32),
+            training=training,
+            is_frozen=lambda _: True,
+        )
+        losses_of = [
+            sum(float(loss) for loss in call(params, function, values, settings).losses)
+            for values in (once, twice, others, all_of_them)
+        ]
+        if any(losses_of):
+            break
+    return losses_of
 
 
 def _run(
@@ -355,6 +371,7 @@ def _run(
                 tf.nest.map_structure(functools.partial(_output_spec, params), outputs),
                 kinds,
                 False,
+                "",
                 traced_flops.flops(forward, graph),
                 traced_flops.flops(backward, graph),
                 traced_memory.residual_bytes(forward, backward, graph),
@@ -511,6 +528,6 @@ def _output_spec(params: KerasLayer.Params, tensor: tf.Tensor) -> tf.TensorSpec:
     if not tensor.shape.is_fully_defined():
         raise errors.LayerError(
             f"{base.describe(params)}: returns shape {tensor.shape}, which depends on its data. "
-            "A pipeline needs known dimensions"
+            "A pipeline needs known dimensions. Do that in the input pipeline"
         )
     return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -164,6 +164,8 @@ class Meta:
         activation_bytes: what a backward call keeps of its forward, inputs not counted.
         losses: that it adds.
         metrics: that it adds.
+        undivided: what it does with the examples of a mini-batch together, so that it needs one
+            micro-batch; empty: nothing but statistics such as batch norm's.
         value_ranges: name it reads → its integers, where shapes set them; see `Params`, too.
         name: below the layer around it; empty for a layer of the network.
         kind: how descriptions call it, where it is a part of another layer.
@@ -177,6 +179,7 @@ class Meta:
     activation_bytes: int = 0
     losses: tuple[LossSpec, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
+    undivided: str = ""
     value_ranges: Mapping[str, ValueRange] = dataclasses.field(default_factory=dict)
     name: str = ""
     kind: str = ""
@@ -282,14 +285,6 @@ class Layer(tf.Module, hyperparams.Configurable):
         @abc.abstractmethod
         def _meta(self, *inputs: SpecNest) -> Meta:
             """Return the Meta of this class; see `fprop_meta`."""
-
-        def mixes_examples(self) -> bool:
-            """Return whether what it writes for an example depends on the others of its mini-batch.
-
-            Such a layer needs one micro-batch. That of statistics such as batch norm's does not
-            count.
-            """
-            return False
 
         def compared(self) -> tuple[str, ...]:
             """Return the names it reads to compare with, not to compute on: labels, weights.

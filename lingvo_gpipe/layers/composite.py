@@ -131,6 +131,7 @@ class SpecCalls(Calls):
             activation_bytes=sum(m.activation_bytes for m in metas) + self._kept_bytes,
             losses=tuple(loss for m in metas for loss in m.losses),
             metrics=tuple(metric for m in metas for metric in m.metrics),
+            undivided=next((m.undivided for m in metas if m.undivided), ""),
             children=tuple(metas),
         )
 

@@ -118,12 +118,12 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     _check_compared(wired, layers, fields)
     specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
     metas = _metas(layers, wired, specs)
-    mixing = next((layer for layer in layers if layer.mixes_examples()), None)
-    if mixing is not None and len(sizes) > 1:
-        raise errors.LayerError(
-            f"{base.describe(mixing)} compares the examples of a mini-batch with each other, and "
-            f"num_micro_batches={len(sizes)} divides them. Use one micro-batch"
-        )
+    for layer, meta in zip(layers, metas, strict=True):
+        if meta.undivided and len(sizes) > 1:
+            raise errors.LayerError(
+                f"{base.describe(layer)} {meta.undivided}, and num_micro_batches={len(sizes)} "
+                "divides them. Use one micro-batch"
+            )
     resolved = variables.resolve(layers, metas, params.frozen)
     trained = [
         any(resolved.specs[path].is_trained for path in paths.values()) for paths in resolved.paths

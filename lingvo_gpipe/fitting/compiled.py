@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ class Objective(hyperparams.Opaque):
             names: see the class.
         """
         self.names = names
-        self._compiled = compiled
+        self._calls = _calls(compiled, names)
         nested = keras.tree.is_nested(names.labels) or keras.tree.is_nested(names.outputs)
         # Of several losses for a single output, Keras uses the first.
         losses = compiled._flat_losses if nested else compiled._flat_losses[:1]
@@ -156,7 +157,7 @@ class Objective(hyperparams.Opaque):
         labels = [label for label in flat if label is not None]
 
         def divided(number: int, examples: Values) -> Term:
-            name = self._compiled._flat_losses[number].loss.name
+            name = self._calls[number][0].name
             divisor = find_divisor(
                 lambda part: self._comparisons(part)[number], examples, labels, name
             )
@@ -168,23 +169,58 @@ class Objective(hyperparams.Opaque):
 
     def _comparisons(self, values: Values) -> list[Comparison]:
         """Return what Keras would call each loss with."""
-        calls: list[Comparison] = []
+        flat = keras.tree.flatten(self.names.arguments(values))
 
-        def recorded(loss: Callable[..., Any]) -> Callable[..., float]:
-            def record(labels: Any, predictions: Any, weights: Any) -> float:
-                calls.append(Comparison(loss, predictions, labels, weights))
-                return 0.0
+        def at(place: _Place | None) -> tf.Tensor | None:
+            return None if place is None else flat[place.number]
 
-            return record
+        return [
+            Comparison(loss, at(predictions), at(labels), at(weights))
+            for loss, labels, predictions, weights in self._calls
+        ]
 
-        losses = self._compiled._flat_losses
-        with _replaced(
-            self._compiled,
-            _flat_losses=[loss._replace(loss=recorded(loss.loss)) for loss in losses],
-            _metrics=[None] * len(losses),
-        ):
-            self._compiled.call(*self.names.arguments(values))
-        return calls
+
+class _Place:
+    """Stands for a label, an output or a weight: Keras would take a tensor of rows for a list."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _calls(
+    compiled: CompileLoss, names: Names
+) -> list[tuple[Any, _Place | None, _Place, _Place | None]]:
+    """Return each loss with the places of its labels, its output and its weights.
+
+    A place is a number in the flat arguments of `compiled`.
+    """
+    calls = []
+
+    def recorded(loss: Callable[..., Any]) -> Callable[..., float]:
+        def record(labels: Any, predictions: Any, weights: Any) -> float:
+            calls.append((loss, labels, predictions, weights))
+            return 0.0
+
+        return record
+
+    numbers = itertools.count()
+
+    def place(name: str | None) -> _Place | None:
+        number = next(numbers)
+        return None if name is None else _Place(number)
+
+    arguments = [
+        keras.tree.map_structure(place, nest)
+        for nest in (names.labels, names.outputs, names.weights)
+    ]
+    losses = compiled._flat_losses
+    with _replaced(
+        compiled,
+        _flat_losses=[loss._replace(loss=recorded(loss.loss)) for loss in losses],
+        _metrics=[None] * len(losses),
+    ):
+        compiled.call(*arguments)
+    return calls
 
 
 def _coefficient(weight: Any) -> float:

@@ -113,6 +113,7 @@ class PipelinedModel(keras.Model):
         self.test_function: Any = None
         self.predict_function: Any = None
         self._step = 0
+        self._draws = 0
         self._counts_examples = True
         self._has_slots = False  # of the optimizer, on the devices of the cells
         self.built = True
@@ -235,17 +236,18 @@ class PipelinedModel(keras.Model):
     def call(self, inputs: Nest, training: bool | None = None) -> Nest:
         """Return the outputs of the model, by the pipeline; differentiable.
 
-        In training each call draws other random numbers, updates moving statistics and adds losses
-        of layers to `losses`, as in Keras.
+        Each call draws other random numbers. In training it updates moving statistics and adds
+        losses of layers to `losses`, as in Keras.
         """
         fields = self._pipelines.inputs(inputs)
         pipe = self._pipelines.predicting(fields)
-        if not training:
-            return pipe(fields)
         ctx = pipe.context(
-            training=True, step=tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64)
+            training=bool(training),
+            step=tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64),
         )
         outputs = pipe(fields, ctx=ctx)
+        if not training:
+            return outputs
         self._assign_statistics(pipe, ctx.collected.moments)
         weights = pipe.loss_weights(fields)
         for name, total in ctx.collected.losses.items():
@@ -296,7 +298,7 @@ class PipelinedModel(keras.Model):
 
     def _test_batch(self, batch: Any) -> dict[str, Any]:
         fields, run = self._prepared(batch)
-        result = run.pipe.evaluate(fields, step=self._step, outputs=self._reads_outputs(run))
+        result = run.pipe.evaluate(fields, step=self._draw(), outputs=self._reads_outputs(run))
         return self._measure(run, self._measured_of(fields, result))
 
     def _measured_of(self, fields: dict[str, tf.Tensor], result: Result) -> Measured:
@@ -309,11 +311,17 @@ class PipelinedModel(keras.Model):
         for batch in batches:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             fields = self._pipelines.inputs(x)
-            result = self._pipelines.predicting(fields).evaluate(fields, outputs=True)
+            pipe = self._pipelines.predicting(fields)
+            result = pipe.evaluate(fields, step=self._draw(), outputs=True)
             results.append(self._pipelines.outputs(result.outputs, list(fields.values())))
         if len(results) == 1:
             return results[0]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *results)
+
+    def _draw(self) -> int:
+        """Return a number that no update has, for what a layer draws outside of training."""
+        self._draws += 1
+        return 2**62 + self._draws
 
     def _prepared(self, batch: Any) -> tuple[dict[str, tf.Tensor], LossPipeline]:
         """Return a mini-batch by the names of its fields, and the pipeline that runs it."""

@@ -207,7 +207,8 @@ def find_divisor(
             return divisor
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
-        "cannot compute it. Use a loss that compares each example with its label"
+        "cannot compute it. Use a loss that compares each example with its label; for a mean over "
+        "some labels, give sample weights of 0 and 1, and reduction='mean_with_sample_weight'"
     )
 
 

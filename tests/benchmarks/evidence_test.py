@@ -147,8 +147,8 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     references = (text / "xx/en.test.txt").read_text().splitlines()
     place = min(range(4), key=lambda n: abs(len(references[n].split()) - 10))
     own = runs.read_results(train.results)
-    names = (first, "many", "continued/xx")
-    assert example[2:] == [own[name].translations["xx:en"][place].strip() for name in names]
+    compared = (first, "many", "continued/xx")
+    assert example[2:] == [own[name].translations["xx:en"][place].strip() for name in compared]
     assert example[:2] == ["xx", references[place]]
 
 

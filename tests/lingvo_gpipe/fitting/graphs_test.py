@@ -46,12 +46,20 @@ def trained(
     return model.get_weights(), history["loss"], model.predict(x, batch_size=4, verbose=0)
 
 
-def same(make: Callable[[], keras.Model], x: Any = X, y: Any = Y, **compiled: Any) -> None:
+def same(
+    make: Callable[[], keras.Model],
+    x: Any = X,
+    y: Any = Y,
+    *,
+    layout: tuple[int, int] = (2, 2),
+    tolerance: float = 1e-10,
+    **compiled: Any,
+) -> None:
     """Check that a model trains in two cells by two micro-batches as in plain Keras."""
-    plain, found = (trained(make, x, y, layout, **compiled) for layout in (None, (2, 2)))
+    plain, found = (trained(make, x, y, layout, **compiled) for layout in (None, layout))
     keras.tree.assert_same_structure(plain, found)
     for one, other in zip(keras.tree.flatten(plain), keras.tree.flatten(found), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(other, one, rtol=tolerance, atol=tolerance)
 
 
 # --- Layers that no output needs ----------------------------------------------------------------
@@ -160,6 +168,52 @@ def test_a_head_whose_loss_has_no_gradient_does_not_decay(loss: Any) -> None:
         return keras.Model(x, [layers.Dense(2)(hidden), layers.Dense(2)(hidden)])
 
     same(make, y=[Y, Y], loss=loss)
+
+
+@pytest.mark.parametrize("heads", [2, 4])  # as many as a mini-batch, or its half, has examples
+def test_labels_of_one_head_are_given_without_a_list(heads: int) -> None:
+    def make() -> keras.Model:
+        x = keras.Input([6])
+        return keras.Model(x, [layers.Dense(2)(x) for _ in range(heads)])
+
+    same(make, loss=["mse", *[None] * (heads - 1)])
+
+
+class Cubed(keras.regularizers.Regularizer):
+    """The third power of a sum over examples, which Keras divides by their number."""
+
+    def __call__(self, x: Any) -> Any:
+        return 0.001 * ops.sum(x**2) ** 3
+
+
+def test_an_added_loss_of_a_whole_mini_batch_needs_one_micro_batch() -> None:
+    def make() -> keras.Model:
+        return between(layers.Dense(3, activity_regularizer=Cubed()))
+
+    same(make, layout=(2, 1))
+    with pytest.raises(
+        errors.LayerError, match=r"adds a loss that is neither.*Use one micro-batch"
+    ):
+        trained(make, X, Y, (2, 2))
+
+
+class EndPoint(layers.Layer):
+    """Adds the CTC loss of the labels that it is called on."""
+
+    def call(self, labels: Any, predictions: Any) -> Any:
+        self.add_loss(ops.mean(keras.losses.CTC(reduction=None)(labels, predictions)))
+        return predictions
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64"])
+def test_a_layer_that_adds_the_loss_of_its_labels_may_take_any_labels(dtype: str) -> None:
+    def make() -> keras.Model:
+        x, labels = keras.Input([5, 4], name="x"), keras.Input([2], name="labels", dtype=dtype)
+        hidden = layers.Dense(6, activation="softmax")(x)
+        return keras.Model({"x": x, "labels": labels}, EndPoint()(labels, hidden))
+
+    labels = _random.integers(1, 5, size=(8, 2)).astype(dtype)
+    same(make, {"x": SEQUENCES, "labels": labels}, None, loss=None, tolerance=1e-6)
 
 
 # --- Layers of one class that differ ------------------------------------------------------------
@@ -294,6 +348,17 @@ def test_a_layer_that_draws_numbers_is_not_refused() -> None:
     assert np.isfinite(model.fit(X, Y, batch_size=4, verbose=0).history["loss"]).all()
 
 
+def test_a_layer_that_draws_at_inference_draws_each_time() -> None:
+    model: Any = PipelinedModel(between(Noisy()), 2, 2)
+    model.compile("sgd", "mse")
+    same_examples = np.repeat(X[:1], 8, 0)
+    predicted = [model.predict(same_examples, batch_size=4, verbose=0) for _ in range(2)]
+    numbers = [*predicted, model(same_examples), model(same_examples)]
+    assert len(np.unique(np.concatenate(numbers)[:, 0])) == 4 * 8
+    losses = {model.evaluate(same_examples, Y, verbose=0) for _ in range(2)}
+    assert len(losses) == 2
+
+
 # --- Masks --------------------------------------------------------------------------------------
 
 IDS = _random.integers(0, 3, size=(8, 5))
@@ -308,6 +373,49 @@ def test_an_output_has_its_mask_through_layers_called_by_keyword() -> None:
         return keras.Model(ids, layers.Dense(2)(inputs=hidden))
 
     same(make, IDS, TAGS, optimizer="sgd")  # rows of an Embedding differ under Adam
+
+
+def attended(x: Any, *others: Any) -> Any:
+    """Add an attention, which takes the Keras masks from what it is called on."""
+    return layers.LayerNormalization()(
+        layers.Add()([x, layers.MultiHeadAttention(2, 2)(x, *others or [x])])
+    )
+
+
+def crossed(x: Any) -> Any:
+    memory = attended(x)
+    return attended(attended(x, memory), memory)
+
+
+MASKED: dict[str, Callable[[Any, Any], Any]] = {
+    "one-attention": lambda x, _: attended(x),
+    "two-attentions": lambda x, _: attended(attended(x)),
+    "two-attentions-pooled": lambda x, _: ops.expand_dims(
+        layers.GlobalAveragePooling1D()(attended(attended(x))), 1
+    ),
+    "attention-recurrent": lambda x, _: layers.LSTM(3, return_sequences=True)(attended(x)),
+    "memory": lambda x, _: crossed(x),
+    "inner-model": lambda x, _: attended(x_model(attended)(x)),
+    "joined": lambda x, other: layers.Concatenate()([layers.Dense(3)(x), other]),
+    "joined-with-unmasked": lambda x, other: layers.Concatenate()([ops.tanh(other), x]),
+    "joined-in-time": lambda x, other: layers.Concatenate(axis=1)([x, other])[:, :5],
+}
+
+
+def x_model(function: Callable[[Any], Any]) -> keras.Model:
+    x = keras.Input([5, 4])
+    return keras.Model(x, function(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not support masking")
+@pytest.mark.parametrize("name", MASKED)
+def test_masks_are_those_that_keras_has_when_the_model_runs(name: str) -> None:
+    def make() -> keras.Model:
+        ids = keras.Input([5], dtype="int32")
+        words, places = (layers.Embedding(9, 4, mask_zero=True)(ids) for _ in range(2))
+        return keras.Model(ids, layers.Dense(2)(MASKED[name](words, places)))
+
+    same(make, IDS, TAGS, optimizer="sgd")
 
 
 def test_a_mask_of_an_output_that_layers_compute_is_refused() -> None:

@@ -28,7 +28,7 @@ from benchmarks.support import markdown
 from lingvo_gpipe.tasks.mt.decoding import score, scores
 
 # Column → its runs' names, in which `*` stands for each kind and seed.
-OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}"}
+OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}/*"}
 KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
 _WORDS = 10  # of an example, about
 _INTRODUCTION = (
@@ -239,11 +239,12 @@ def draw_curves(runs: Runs, code: str, path: Path) -> None:
     picture = figure.Figure(figsize=(11, 4.5), dpi=110, layout="constrained")
     panels = picture.subplots(1, 2)
     kinds = {found.name: found for found in runs.of(f"alone/{code}/*_seed_0")}
-    kinds |= {found.name: found for found in runs.of(f"continued/{code}")}
+    kinds |= {found.name: found for found in runs.of(f"continued/{code}/*")}
     for name, found in kinds.items():
         system, *_, kind = name.removesuffix("_seed_0").split("/")
-        label = "continued" if system == "continued" else kind.replace("_", ", dropout ")
-        style = "k-" if system == "continued" else "--" if kind.startswith("small") else "-"
+        label, style = kind.replace("_", ", dropout "), "--" if kind.startswith("small") else "-"
+        if system == "continued":
+            label, style = f"continued, rate {kind}", "k--" if kind == "0.0002" else "k-"
         updates, accuracies, losses = zip(*found.evaluations, strict=True)
         for axes, values in zip(panels, (losses, accuracies), strict=True):
             axes.plot(updates, values, style, label=label)

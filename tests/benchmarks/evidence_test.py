@@ -23,8 +23,9 @@ PLAN = many.Plan(
     seeds=(0, 1),
     many=TINY,
     deep=TINY,
-    steps=4,
+    steps=(4, 4),
     intervals=(2, 2),
+    tuning_rates=(1e-4, 1e-3),
     tuning_steps=2,
     vocabulary=(330, 340),
     tokens=(512, 512),
@@ -109,8 +110,14 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     comparison = many.Comparison(PLAN, CHOSEN, text, train)
     names = [found.name for found in runs.picked(comparison.kinds(), "")]
     first, second = "alone/xx/tiny_0.1_seed_0", "alone/xx/tiny_0.1_seed_1"
-    assert names == ["many", first, first, second, "continued/xx", "proportional", "deep"]
-    assert all(runs.read_results(train.results)[name].translations for name in names)
+    *names, last, proportional, deep = names
+    low, high = "continued/xx/0.0001", "continued/xx/0.001"
+    assert names == ["many", first, first, second, low, high]
+    assert last in {low, high}
+    assert (proportional, deep) == ("proportional", "deep")
+    results = runs.read_results(train.results)
+    assert all(results[name].translations for name in ("many", first, second, last, "deep"))
+    assert not results[{low: high, high: low}[last]].translations
     written, _ = scores.read(tmp_path / "runs/many/score", "test")
     read = many_report.Runs(text, runs.read_results(train.results))
     assert written == [
@@ -118,7 +125,7 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     ]
     shutil.rmtree(tmp_path / "runs/many")  # as on another machine
     some = runs.picked(comparison.kinds(), "many,cont")
-    assert [each.name for each in some] == ["many", "continued/xx"]
+    assert [each.name for each in some] == ["many", low, high, last]
     assert not (tmp_path / "runs/many").exists()
     with pytest.raises(SystemExit, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
         runs.picked(comparison.kinds(), "alone/yy")
@@ -147,7 +154,7 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     references = (text / "xx/en.test.txt").read_text().splitlines()
     place = min(range(4), key=lambda n: abs(len(references[n].split()) - 10))
     own = runs.read_results(train.results)
-    compared = (first, "many", "continued/xx")
+    compared = (first, "many", last)
     assert example[2:] == [own[name].translations["xx:en"][place].strip() for name in compared]
     assert example[:2] == ["xx", references[place]]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import languages, runs
@@ -117,17 +117,31 @@ class Comparison:
 
     def _alone(self, code: str) -> Iterator[Result]:
         """Yield the results of the models of one language, of the best kind for each seed."""
-        plan, result = self.plan, self._trainer.result
-        first, *seeds = plan.seeds
-        found = {}
-        for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts):
-            kind = f"alone/{code}/{name}_{dropout}_seed_"
-            task = self._task(size, dropout, plan.steps[0], f"{code}:en")
-            found[kind] = result(f"{kind}{first}", task, first), task
-            yield found[kind][0]
-        best = max(found, key=lambda kind: found[kind][0].best)
-        for seed in (first, *seeds):
-            yield result(f"{best}{seed}", found[best][1], seed, translates=True)
+        plan = self.plan
+        first, *_ = plan.seeds
+        tasks = {
+            f"alone/{code}/{name}_{dropout}_seed_{first}": self._task(
+                size, dropout, plan.steps[0], f"{code}:en"
+            )
+            for (name, size), dropout in itertools.product(plan.sizes.items(), plan.dropouts)
+        }
+        best = yield from self._tried(tasks, first)
+        for seed in plan.seeds:
+            name = f"{best.removesuffix(str(first))}{seed}"
+            yield self._trainer.result(name, tasks[best], seed, translates=True)
+
+    def _tried(
+        self,
+        tasks: Mapping[str, TranslationTask.Params],
+        seed: int,
+        start: Callable[[], Path] | None = None,
+    ) -> Generator[Result, None, str]:
+        """Yield the result of each task; return the name of the best."""
+        results = {}
+        for name, task in tasks.items():
+            results[name] = self._trainer.result(name, task, seed, start)
+            yield results[name]
+        return max(results, key=lambda name: results[name].best)
 
     def _of_all(self, kind: str) -> Result:
         """Return the result of a model of all languages: many, proportional or deep.
@@ -148,7 +162,7 @@ class Comparison:
 
     def _continued(self, code: str) -> Iterator[Result]:
         """Yield the results of the model of all languages, continued on one of them."""
-        plan, result = self.plan, self._trainer.result
+        plan = self.plan
         task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
         task.model.set(num_partitions=1, num_micro_batches=1, recompute="never")
         task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
@@ -157,15 +171,12 @@ class Comparison:
         def start() -> Path:
             return self._trainer.train("many", self._task_of_all(), 0) / "best"
 
-        found = {}
+        tasks = {}
         for rate in plan.tuning_rates:
-            tuned = task.copy()
+            tuned = tasks[f"continued/{code}/{rate}"] = task.copy()
             tuned.train.optimizer.learning_rate = rate
-            name = f"continued/{code}/{rate}"
-            found[name] = result(name, tuned, 0, start), tuned
-            yield found[name][0]
-        best = max(found, key=lambda name: found[name][0].best)
-        yield result(best, found[best][1], 0, start, translates=True)
+        best = yield from self._tried(tasks, 0, start)
+        yield self._trainer.result(best, tasks[best], 0, start, translates=True)
 
     def _task(
         self, size: Size, dropout: float, steps: int, pair: str = "", temperature: float = 1.0

@@ -241,10 +241,7 @@ class PipelinedModel(keras.Model):
         """
         fields = self._pipelines.inputs(inputs)
         pipe = self._pipelines.predicting(fields)
-        ctx = pipe.context(
-            training=bool(training),
-            step=tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64),
-        )
+        ctx = pipe.context(training=bool(training), step=self._draw())
         outputs = pipe(fields, ctx=ctx)
         if not training:
             return outputs
@@ -318,8 +315,13 @@ class PipelinedModel(keras.Model):
             return results[0]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *results)
 
-    def _draw(self) -> int:
-        """Return a number that no update has, for what a layer draws outside of training."""
+    def _draw(self) -> int | tf.Tensor:
+        """Return a number that no update has, by which layers draw outside of `fit`.
+
+        It takes none of TensorFlow's random numbers, unless a function of the caller's is traced.
+        """
+        if not tf.executing_eagerly():
+            return tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64)
         self._draws += 1
         return 2**62 + self._draws
 

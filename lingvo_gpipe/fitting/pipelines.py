@@ -78,7 +78,7 @@ class Pipelines:
                 f"of layers to cut. {_WAY_OUT}"
             )
         given = {name: value for name, value in settings.items() if value is not None}
-        PipeliningLayer.Params(**given)
+        PipeliningLayer.Params(**given)  # refuses other types
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
         self.settings = dict(settings)

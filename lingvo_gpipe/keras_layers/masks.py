@@ -79,8 +79,8 @@ def _masks(
             computed = found if has_mask_argument(node) else _computed(node, value_of, mask_of)
         else:
             computed = found = []
-        for tensors, of in ((computed, mask_of), (found, symbolic)):
-            of.update(zip(map(id, node.outputs), tensors, strict=False))
+        mask_of.update(zip(map(id, node.outputs), computed, strict=False))
+        symbolic.update(zip(map(id, node.outputs), found, strict=False))
         for mask in computed:
             if isinstance(mask, keras.KerasTensor):
                 raise errors.LayerError(

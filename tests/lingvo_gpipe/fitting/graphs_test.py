@@ -55,7 +55,7 @@ def same(
     tolerance: float = 1e-10,
     **compiled: Any,
 ) -> None:
-    """Check that a model trains in two cells by two micro-batches as in plain Keras."""
+    """Check that a model trains in some cells and micro-batches as in plain Keras."""
     plain, found = (trained(make, x, y, layout, **compiled) for layout in (None, layout))
     keras.tree.assert_same_structure(plain, found)
     for one, other in zip(keras.tree.flatten(plain), keras.tree.flatten(found), strict=True):
@@ -359,6 +359,20 @@ def test_a_layer_that_draws_at_inference_draws_each_time() -> None:
     assert len(losses) == 2
 
 
+def test_a_call_takes_none_of_the_random_numbers_of_tensorflow() -> None:
+    model = PipelinedModel(between(Noisy()), 2, 2)
+    model(X)
+    drawn = []
+    for calls in (0, 1):
+        keras.utils.set_random_seed(1)
+        for _ in range(calls):
+            model(X)
+            model(X, training=True)
+            model.predict(X, verbose=0)
+        drawn.append(float(tf.random.uniform([])))
+    assert drawn[0] == drawn[1]
+
+
 # --- Masks --------------------------------------------------------------------------------------
 
 IDS = _random.integers(0, 3, size=(8, 5))
@@ -387,6 +401,11 @@ def crossed(x: Any) -> Any:
     return attended(attended(x, memory), memory)
 
 
+def inner(function: Callable[[Any], Any]) -> keras.Model:
+    x = keras.Input([5, 4])
+    return keras.Model(x, function(x))
+
+
 MASKED: dict[str, Callable[[Any, Any], Any]] = {
     "one-attention": lambda x, _: attended(x),
     "two-attentions": lambda x, _: attended(attended(x)),
@@ -395,16 +414,11 @@ MASKED: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "attention-recurrent": lambda x, _: layers.LSTM(3, return_sequences=True)(attended(x)),
     "memory": lambda x, _: crossed(x),
-    "inner-model": lambda x, _: attended(x_model(attended)(x)),
+    "inner-model": lambda x, _: attended(inner(attended)(x)),
     "joined": lambda x, other: layers.Concatenate()([layers.Dense(3)(x), other]),
     "joined-with-unmasked": lambda x, other: layers.Concatenate()([ops.tanh(other), x]),
     "joined-in-time": lambda x, other: layers.Concatenate(axis=1)([x, other])[:, :5],
 }
-
-
-def x_model(function: Callable[[Any], Any]) -> keras.Model:
-    x = keras.Input([5, 4])
-    return keras.Model(x, function(x))
 
 
 @pytest.mark.filterwarnings("ignore:.*does not support masking")

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, Union
 
+import numpy as np
+
 from lingvo_gpipe import errors
 from lingvo_gpipe.hyperparams import references
 from lingvo_gpipe.hyperparams.literals import Name, Step, Value, join_path, parse_literal, shown
@@ -228,6 +230,8 @@ def element_type(kind: Kind, step: Step) -> Kind:
 def convert(value: Value, kind: Kind, *, exact: bool = False) -> Value:
     """Return the value to keep for a field of type `kind`: by value, int as float, list as tuple.
 
+    A number of NumPy is one of Python.
+
     Args:
         value: what was assigned, or read from a text (a `Name` in it is looked up as `kind` asks).
         kind: the field's type.
@@ -238,6 +242,8 @@ def convert(value: Value, kind: Kind, *, exact: bool = False) -> Value:
         ParamsError: a name in it cannot be resolved, or a field cannot have this type.
     """
     origin, args = _split(kind)
+    if isinstance(value, np.generic):
+        value = value.item()
     if origin is Union:
         return _convert_union(value, kind, args, exact=exact)
     found = _looked_up(value, origin) if isinstance(value, Name) else value

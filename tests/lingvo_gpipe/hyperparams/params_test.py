@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from lingvo_gpipe import hyperparams
@@ -301,6 +302,10 @@ def test_set_takes_names_and_dotted_paths() -> None:
     ("name", "value", "kept"),
     [
         ("real", 3, 3.0),
+        ("real", np.float32(0.5), 0.5),
+        ("maybe", np.int64(3), 3),
+        ("flag", np.True_, True),
+        ("many", (np.int32(1), 2), (1, 2)),
         ("maybe", None, None),
         ("pair", [1, 2], (1, 2.0)),
         ("words", ("a", "b"), ["a", "b"]),
@@ -324,6 +329,7 @@ def test_fitting_values_are_kept(name: str, value: Any, kept: Any) -> None:
     [
         ("number", "ten", "'number' must be int, got 'ten' (str)"),
         ("number", True, "'number' must be int, got True (bool)"),
+        ("number", np.float64(1.0), "'number' must be int, got 1.0 (float)"),
         ("number", 1.0, "'number' must be int, got 1.0 (float)"),
         ("number", None, "'number' must be int, got None (NoneType)"),
         ("number", REQUIRED, "'number' must be int, got REQUIRED (_Required)"),

@@ -61,8 +61,8 @@ class PipelinedModel(keras.Model):
 
         Args:
             model: a functional or Sequential model, built or not.
-            num_partitions: K, the number of devices; None: all GPUs, or two logical CPU devices,
-                and no more than there are layers.
+            num_partitions: K, the number of devices of a replica; None: all GPUs divided between
+                the replicas, or two logical CPU devices, and no more than there are layers.
             num_micro_batches: M, of each mini-batch. A mini-batch of fewer examples has fewer.
             schedule: see `PipeliningLayer.Params`, as for all further arguments. With auto, the
                 first `fit` takes the one whose simulated step is the shortest.

@@ -98,8 +98,9 @@ class Pipelines:
         if self._network is None:
             self._network = keras_layers.from_keras_model(self._model, keras_updates=True)
             if self.settings["num_partitions"] is None:
-                devices = len(tf.config.list_physical_devices("GPU")) or 2
-                self.settings["num_partitions"] = min(devices, len(self._network.layers))
+                gpus = len(tf.config.list_physical_devices("GPU"))
+                of_each = max(1, gpus // self.settings["num_replicas"]) if gpus else 2
+                self.settings["num_partitions"] = min(of_each, len(self._network.layers))
         return self._network
 
     def forget(self, *, jit_compile: bool) -> None:

@@ -117,6 +117,13 @@ class _Planner:
         """See `auto.Planner`."""
         return step_plan.make(model, self.fields, profile=profile, cache=self._cache)
 
+    def kept(self, model: network.PipelineParams) -> str | None:
+        """Return why the number of micro-batches stays; None: it may rise."""
+        if not self.divides:
+            return "a loss of compile is not a sum over examples"
+        analysis = network.analyze(network.uncut(model), self.fields)
+        return micro_batch_dependence.reason(analysis)
+
     def fits(self, model: network.PipelineParams, limit_bytes: int) -> bool:
         """Return whether a step can be cut and needs no more than this on each device."""
         try:
@@ -158,10 +165,9 @@ def _fitting(
     asked: network.PipelineParams, planner: _Planner, limit_bytes: int
 ) -> Iterator[dict[str, Any]]:
     """Yield changes with which a step fits: first those with few more micro-batches."""
-    num_examples = micro_batches.batch_size(planner.fields)
-    analysis = network.analyze(network.uncut(asked), planner.fields)
     counts = [asked.num_micro_batches]
-    is_free = planner.divides and micro_batch_dependence.reason(analysis) is None
+    num_examples = micro_batches.batch_size(planner.fields)
+    is_free = planner.kept(asked) is None
     while is_free and counts[-1] < num_examples:
         counts.append(min(2 * counts[-1], num_examples))
     policies = [asked.recompute]
@@ -195,6 +201,12 @@ def _refusal(
         fitting = next(_fitting(more, planner, limit_bytes), None)
         if fitting is not None:
             return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
+    kept = planner.kept(asked)
+    if kept is not None:
+        return (
+            f"{what} {limit}. Neither recompute='full' nor up to {most} partitions help. More "
+            f"micro-batches are not tried, since they would change the results: {kept}"
+        )
     examples = micro_batches.batch_size(planner.fields)
     return (
         f"{what} {limit}. Neither {examples} micro-batches with recompute='full' nor up to {most} "

@@ -88,6 +88,11 @@ def test_more_partitions_are_named_where_nothing_else_helps() -> None:
         fitted(wide(), num_partitions=1, device_memory="15MiB", adapt_to_memory=True)
 
 
+def test_what_keeps_the_number_of_micro_batches_is_named_where_nothing_helps() -> None:
+    with pytest.raises(errors.PartitionError, match="not tried.*: batch_normal.* takes statistics"):
+        fitted(wide(norm=True), num_partitions=1, device_memory="2MiB")
+
+
 def test_a_batch_norm_keeps_its_micro_batches() -> None:
     with pytest.warns(UserWarning, match="recompute='except_last', so that a step fits"):
         model = fitted(
@@ -138,7 +143,7 @@ def test_a_loss_that_compares_examples_keeps_one_micro_batch() -> None:
     pipelined = PipelinedModel(wide(), 1, device_memory="30MiB", adapt_to_memory=True)
     pipelined.compile("adam", contrast)
     rows = np.arange(2048) % len(X)
-    with pytest.raises(errors.PartitionError, match="nor up to 4 partitions help"):
+    with pytest.raises(errors.PartitionError, match="not tried.*: a loss of compile is not a sum"):
         pipelined.train_on_batch(X[rows], CLASSES[rows])
 
 
@@ -190,3 +195,17 @@ def test_a_gpu_keeps_some_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planning._limit_bytes(params) == 850
     assert planning._limit_bytes(params.set(placement="cpu")) is None
     assert planning._limit_bytes(params.set(device_memory="1KiB")) == 1024
+
+
+def test_replicas_divide_the_gpus_if_no_number_of_partitions_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = tf.config.list_physical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_physical_devices",
+        lambda kind=None: ["GPU"] * 4 if kind == "GPU" else found(kind),
+    )
+    pipelined = PipelinedModel(wide(), num_micro_batches=2, num_replicas=2, placement="cpu")
+    pipelined.predict(X, verbose=0)
+    assert pipelined.settings["num_partitions"] == 2

@@ -89,7 +89,9 @@ def test_more_partitions_are_named_where_nothing_else_helps() -> None:
 
 
 def test_what_keeps_the_number_of_micro_batches_is_named_where_nothing_helps() -> None:
-    with pytest.raises(errors.PartitionError, match="not tried.*: batch_normal.* takes statistics"):
+    with pytest.raises(
+        errors.PartitionError, match=r"not tried.*: batch_normal.* takes statistics"
+    ):
         fitted(wide(norm=True), num_partitions=1, device_memory="2MiB")
 
 
@@ -143,7 +145,7 @@ def test_a_loss_that_compares_examples_keeps_one_micro_batch() -> None:
     pipelined = PipelinedModel(wide(), 1, device_memory="30MiB", adapt_to_memory=True)
     pipelined.compile("adam", contrast)
     rows = np.arange(2048) % len(X)
-    with pytest.raises(errors.PartitionError, match="not tried.*: a loss of compile is not a sum"):
+    with pytest.raises(errors.PartitionError, match=r"not tried.*: a loss of compile is not a sum"):
         pipelined.train_on_batch(X[rows], CLASSES[rows])
 
 

@@ -7,8 +7,8 @@ goes on where it was stopped, with
   mini-batches and augmentation; and the ResNet for as many processor minutes as the AmoebaNet took
   (three seeds of each);
 - an AmoebaNet trained on 20 classes of Tiny ImageNet, then on 100, 1,000 and 10,000 images of
-  CIFAR-10, against AmoebaNets that begin with random weights (five seeds, each with images of its
-  own).
+  CIFAR-10, against AmoebaNets that begin with random weights (five seeds, each of which draws its
+  images; 10,000 are all).
 
 `--only=amoebanet,resnet/0` goes on with these runs alone; two commands with other runs may run at
 once, each on a core of its own. `tuned` needs `pretrained`, and `resnet_minutes` the other two of
@@ -20,11 +20,13 @@ The folders are what `unpack.py images cifar10 FOLDER` and `… tiny_imagenet20 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import random
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,14 +218,20 @@ class Comparison:
 def some_of(images: Path, number: int, seed: int, folder: Path) -> Path:
     """Return a folder of links to as many training images of each class, and all test images."""
     some = folder / f"{number}_{seed}"
-    if not some.exists():
+    if some.exists():
+        return some
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another command may draw, too
+        begun = Path(temporary) / "some"
         draw = random.Random(seed)
         classes = sorted(path for path in (images / "train").iterdir() if path.is_dir())
         for each in classes:
-            (some / "train" / each.name).mkdir(parents=True)
+            (begun / "train" / each.name).mkdir(parents=True)
             for path in draw.sample(sorted(each.iterdir()), number // len(classes)):
-                (some / "train" / each.name / path.name).symlink_to(path.resolve())
-        (some / "test").symlink_to((images / "test").resolve())
+                (begun / "train" / each.name / path.name).symlink_to(path.resolve())
+        (begun / "test").symlink_to((images / "test").resolve())
+        with contextlib.suppress(OSError):  # it was faster, with the same images
+            begun.rename(some)
     return some
 
 

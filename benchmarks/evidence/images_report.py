@@ -1,7 +1,8 @@
 """A table and a picture of `benchmarks.evidence.images`, from the runs that are done.
 
 `python -m benchmarks.evidence.images_report --results=FILE --picture=FILE`: accuracies on the test
-images after the last update, their mean over seeds, and its interval of 95 % by Student's t.
+images after the last update, their mean over seeds, and its interval of 95 % by Student's t. Two
+kinds of runs are compared by the difference of each seed: they read the same images in one order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence.runs import Result, read_results
@@ -22,24 +23,24 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """What the seeds of a kind of run reached.
+    """What the seeds of a kind of run reached, or by how much more than those of another.
 
     Attributes:
         name: of the kind, such as `tuned/1000`.
         updates: of each run.
         core_minutes: of a run on average.
-        accuracies: of the seeds.
+        accuracies: seed → accuracy.
     """
 
     name: str
     updates: int
     core_minutes: float
-    accuracies: tuple[float, ...]
+    accuracies: Mapping[str, float]
 
     @property
     def mean(self) -> float:
         """Mean of the seeds."""
-        return statistics.fmean(self.accuracies)
+        return statistics.fmean(self.accuracies.values())
 
     @property
     def error(self) -> float:
@@ -47,7 +48,7 @@ class Row:
         number = len(self.accuracies)
         if number < 2:
             return math.nan
-        return _T[number - 2] * statistics.stdev(self.accuracies) / math.sqrt(number)
+        return _T[number - 2] * statistics.stdev(self.accuracies.values()) / math.sqrt(number)
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
@@ -60,10 +61,32 @@ def rows(results: Iterable[Result]) -> list[Row]:
             name,
             of_kind[0].updates,
             statistics.fmean(each.core_minutes for each in of_kind),
-            tuple(each.evaluations[-1][1] for each in of_kind),
+            {each.name.rpartition("/")[2]: each.evaluations[-1][1] for each in of_kind},
         )
         for name, of_kind in kinds.items()
     ]
+
+
+def differences(found: Sequence[Row]) -> list[Row]:
+    """Return by how much a kind is better than another, where both have at least one seed."""
+    by_name = {each.name: each for each in found}
+    pairs = [("amoebanet", "resnet"), ("amoebanet", "resnet_minutes")]
+    tuned = (name for name in by_name if name.startswith("tuned/"))
+    pairs += [(name, name.replace("tuned", "scratch")) for name in tuned]
+    compared = []
+    for first, second in pairs:
+        if first in by_name and second in by_name:
+            one, other = by_name[first], by_name[second]
+            both = {
+                seed: value - other.accuracies[seed]
+                for seed, value in one.accuracies.items()
+                if seed in other.accuracies
+            }
+            if both:
+                minutes = one.core_minutes - other.core_minutes
+                name = f"{first} − {second}"
+                compared.append(Row(name, one.updates - other.updates, minutes, both))
+    return compared
 
 
 def table(found: Sequence[Row]) -> str:
@@ -71,7 +94,7 @@ def table(found: Sequence[Row]) -> str:
     head = ["run", "seeds", "updates", "core minutes", "accuracy", "±", "each seed"]
     lines = [head]
     for each in found:
-        seeds = " ".join(f"{value:.4f}" for value in each.accuracies)
+        seeds = " ".join(f"{value:.4f}" for value in each.accuracies.values())
         count = str(len(each.accuracies))
         error = "" if math.isnan(each.error) else f"{each.error:.4f}"
         numbers = [f"{each.core_minutes:.1f}", f"{each.mean:.4f}", error]
@@ -88,7 +111,7 @@ def draw(found: Sequence[Row], path: Path) -> None:
     networks = [each for each in found if each.name in ("amoebanet", "resnet", "resnet_minutes")]
     for number, each in enumerate(networks):
         whole.errorbar(number, each.mean, yerr=each.error, fmt="o", capsize=3, color="C0")
-        whole.plot([number] * len(each.accuracies), each.accuracies, "_", color="C1")
+        whole.plot([number] * len(each.accuracies), each.accuracies.values(), "_", color="C1")
     whole.set_xticks(range(len(networks)), [f"{r.name}\n{r.core_minutes:.0f}" for r in networks])
     whole.set(xlabel="network and its processor minutes", ylabel="accuracy")
     whole.set_xlim(-0.5, max(0.5, len(networks) - 0.5))
@@ -115,13 +138,13 @@ def draw(found: Sequence[Row], path: Path) -> None:
 
 
 def main() -> None:
-    """Print the table and draw the picture of the runs that are done."""
+    """Print the tables and draw the picture of the runs that are done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, required=True, help="of the runs")
     parser.add_argument("--picture", type=Path, required=True, help="PNG to write")
     options = parser.parse_args()
     found = rows(read_results(options.results).values())
-    print(table(found))
+    print(table(found), table(differences(found)), sep="\n\n")
     draw(found, options.picture)
 
 

@@ -1,12 +1,16 @@
 """Are languages with little text translated better by one model of many languages?
 
 `python -m benchmarks.evidence.many --text=FOLDER --folder=RUNS --minutes=N` goes on where it was
-stopped: with a model for all 42 languages of the set, a model for each of twelve (two sizes, three
-rates of dropout, three seeds of the best), the first continued on each of the twelve at two
-learning rates, one for all that samples in proportion (T=1), and a deep one, each for as many
-updates. Each run keeps the weights of its best accuracy on `valid`. Those of its best loss
-translate worse: a model of one language has chrF 28.7 after 320 updates, where its loss is least,
-and 31.8 after 800 (fur).
+stopped, with
+
+- a model for all 42 languages of the set;
+- a model for each of twelve (two sizes, three rates of dropout, three seeds of the best);
+- the first continued on each of the twelve at two learning rates, or left as it is;
+- one for all that samples in proportion (T=1), and a deep one, for as many updates.
+
+Each run keeps the weights of its best accuracy on `valid`. Those of its best loss translate worse:
+a model of one language has chrF 28.7 after 320 updates, where its loss is least, and 31.8 after 800
+(fur).
 
 `--only=alone/ace,continued` goes on with these runs alone; two commands with other runs may run at
 once, but `continued`, `proportional` and `deep` need the first one, `many`.
@@ -59,8 +63,11 @@ class Plan:
             accuracy of the model of all languages still rose.
         intervals: updates between two evaluations, of a model of one language and of all. A
             training ends when the accuracy has not risen in three of them.
-        tuning_rates: learning rates of a continued model; the best counts.
+        tuning_rates: learning rates of a continued model; the best counts. With 0 it stays as it
+            is, and is evaluated once.
         tuning_steps: updates of a continued model at most, with twenty evaluations.
+        tuning_patience: evaluations after which it ends if the accuracy has not risen; in all as
+            many updates as three intervals of a model of one language.
         vocabulary: pieces of one language, and of all.
         tokens: of a mini-batch of one language, and of all. With 512 of one language, chrF of the
             best kind was 34.7 and 31.8 (fur, two seeds); with 1,024 it was 38.3, 37.4 and 36.3.
@@ -77,8 +84,9 @@ class Plan:
     deep: Size = Size(6, 384, 2, 192)
     steps: tuple[int, int] = (3_200, 10_000)
     intervals: tuple[int, int] = (160, 400)
-    tuning_rates: tuple[float, ...] = (2e-4, 1e-3)
+    tuning_rates: tuple[float, ...] = (0.0, 2e-4, 1e-3)
     tuning_steps: int = 1_200
+    tuning_patience: int = 8
     vocabulary: tuple[int, int] = (2_000, 8_000)
     tokens: tuple[int, int] = (1_024, 4_096)
     dtype: str = "float32"
@@ -166,7 +174,8 @@ class Comparison:
         task = self._task(plan.many, plan.many_dropout, plan.tuning_steps, temperature=5.0)
         task.model.set(num_partitions=1, num_micro_batches=1, recompute="never")
         task.input.set(pairs=(f"{code}:en",), batch_size=plan.tokens[0])
-        task.train.save_interval_steps = -(-plan.tuning_steps // 20)
+        interval = task.train.save_interval_steps = -(-plan.tuning_steps // 20)
+        task.eval.patience = plan.tuning_patience
 
         def start() -> Path:
             return self._trainer.train("many", self._task_of_all(), 0) / "best"
@@ -175,6 +184,8 @@ class Comparison:
         for rate in plan.tuning_rates:
             tuned = tasks[f"continued/{code}/{rate}"] = task.copy()
             tuned.train.optimizer.learning_rate = rate
+            if not rate:
+                tuned.train.max_steps = interval
         best = yield from self._tried(tasks, 0, start)
         yield self._trainer.result(best, tasks[best], 0, start, translates=True)
 

@@ -4,9 +4,10 @@
 --curves CODE=FILE` reads the results that are there. The languages with little text come first:
 their own models are compared with the model of all languages. Then all languages, for which kinds
 of that model are compared. A score of a language's own models is the mean over their seeds;
-intervals of 95 % are of 1,000 paired resamples of the test sentences. Each table is written twice:
-of all test sentences, and without those that stand in the training text of any language of the
-set, on either side.
+intervals of 95 % are of 1,000 paired resamples of the test sentences. Each table is written again
+without the sentences that stand in the training text of any language of the set, on either side;
+those of the languages with little text also without sentences that resemble one of their own
+training text.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import itertools
 import math
+import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -31,6 +35,7 @@ from lingvo_gpipe.tasks.mt.decoding import score, scores
 OWN = {"alone": "alone/{}/*", "together": "many", "continued": "continued/{}/*"}
 KINDS = {"together": "many", "proportional": "proportional", "deep": "deep"}
 _WORDS = 10  # of an example, about
+_ALIKE = 0.6  # share of their words that two sentences have in common
 _INTRODUCTION = (
     "`benchmarks.evidence.many_report` wrote this page. What was done is said in "
     "[evidence.md](evidence.md).",
@@ -73,15 +78,52 @@ class Seen:
                 path = text / code / f"{side}.train.txt"
                 self._sentences.update(path.read_text(encoding="utf-8").splitlines())
 
-    def new(self, of: scores.PairTranslations) -> scores.PairTranslations:
-        """Return the translations of the sentences that the training text has on neither side."""
-        places = [
+    def new(self, of: scores.PairTranslations) -> list[int]:
+        """Return the places of the sentences that the training text has on neither side."""
+        return [
             n
             for n, sides in enumerate(zip(of.sources, of.references, strict=True))
             if self._sentences.isdisjoint(sides)
         ]
-        kept = ([lines[n] for n in places] for lines in (of.hypotheses, of.references, of.sources))
-        return scores.PairTranslations(of.pair, of.examples, *kept)
+
+
+class Resembled:
+    """The English of the training text of each language, by its words."""
+
+    def __init__(self, text: Path) -> None:
+        """Read the text of a language when it is first asked for.
+
+        Args:
+            text: folder with a folder of text for each language.
+        """
+        self._text = text
+
+    def unlike(self, of: scores.PairTranslations) -> list[int]:
+        """Return the places of the sentences that no training sentence of the language resembles.
+
+        Two sentences resemble each other if they have three fifths of their English words in
+        common, such as "Tom needs water." and "Tom needed water."
+        """
+        trained = self._trained(of.pair.partition(":")[0])
+        places = []
+        for place, line in enumerate(of.references):
+            words = _words(line)
+            if all(len(words & each) < _ALIKE * len(words | each) for each in trained):
+                places.append(place)
+        return places
+
+    @functools.cache  # noqa: B019 (one object for a report)
+    def _trained(self, code: str) -> list[frozenset[str]]:
+        path = self._text / code / "en.train.txt"
+        return [_words(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _words(line: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", line.lower()))
+
+
+Kept: TypeAlias = Callable[[scores.PairTranslations], Sequence[int]]
+"""Places of the sentences of a language that are scored."""
 
 
 class Runs:
@@ -131,7 +173,7 @@ class Runs:
         return sum(found.core_minutes for found in self.of(OWN[system].format(code)))
 
     def row(
-        self, systems: Mapping[str, str], code: str, metric: str, seen: Seen | None
+        self, systems: Mapping[str, str], code: str, metric: str, kept: Kept | None = None
     ) -> Row | None:
         """Score the translations of a language; None if there are none.
 
@@ -139,21 +181,26 @@ class Runs:
             systems: its columns.
             code: of the language.
             metric: one of `scores.METRICS`.
-            seen: text whose sentences are left out; None: none is.
+            kept: chooses the sentences; None: all.
         """
         texts = list(self.translations(systems, code))
         if not texts:
             return None
         by_system: dict[str, list[scores.Score]] = {}
+        places = range(len(texts[0][1].references)) if kept is None else kept(texts[0][1])
         for system, text in texts:
-            kept = text if seen is None else seen.new(text)
-            value = scores.score([kept]).row(text.pair).scores[metric]
+            some = (
+                [lines[n] for n in places]
+                for lines in (text.hypotheses, text.references, text.sources)
+            )
+            of_some = scores.PairTranslations(text.pair, text.examples, *some)
+            value = scores.score([of_some]).row(text.pair).scores[metric]
             by_system.setdefault(system, []).append(value)
         seeds = [value.value for value in by_system.get("alone", [])]
         return Row(
             code,
             text.examples,
-            len(kept.references),
+            len(places),
             {system: mean(of_seeds) for system, of_seeds in by_system.items()},
             statistics.stdev(seeds) if len(seeds) > 1 else float("nan"),
             {system: self.minutes(system, code) for system in systems if "{}" in systems[system]},
@@ -245,6 +292,8 @@ def draw_curves(runs: Runs, code: str, path: Path) -> None:
         label, style = kind.replace("_", ", dropout "), "--" if kind.startswith("small") else "-"
         if system == "continued":
             label, style = f"continued, rate {kind}", "k--" if kind == "0.0002" else "k-"
+            if float(kind) == 0:
+                label, style = "together", "k*"
         updates, accuracies, losses = zip(*found.evaluations, strict=True)
         for axes, values in zip(panels, (losses, accuracies), strict=True):
             axes.plot(updates, values, style, label=label)
@@ -297,15 +346,19 @@ def report(
     scarce = [each.code for each in chosen]
     every = languages.all_of(chosen)
     parts = ["# Scores of languages with little text", *_INTRODUCTION]
-    texts = {"": None, ", of sentences that the training text does not have": Seen(text, every)}
-    for metric, (note, seen) in itertools.product(scores.METRICS, texts.items()):
-        rows = [row for code in scarce if (row := runs.row(OWN, code, metric, seen))]
+    all_kept: dict[str, Kept | None] = {
+        "": None,
+        ", of sentences that the training text does not have": Seen(text, every).new,
+    }
+    unlike = {", of sentences that no training sentence resembles": Resembled(text).unlike}
+    for metric, (note, kept) in itertools.product(scores.METRICS, (all_kept | unlike).items()):
+        rows = [row for code in scarce if (row := runs.row(OWN, code, metric, kept))]
         parts += [f"## {metric} of twelve languages{note}"]
         parts += [table([*rows, mean_row("mean", rows)], OWN)]
-        if metric == "chrF" and seen is None:
+        if metric == "chrF" and kept is None:
             draw(rows, metric, picture)
-    for metric, (note, seen) in itertools.product(scores.METRICS, texts.items()):
-        rows = [row for code in every if (row := runs.row(KINDS, code, metric, seen))]
+    for metric, (note, kept) in itertools.product(scores.METRICS, all_kept.items()):
+        rows = [row for code in every if (row := runs.row(KINDS, code, metric, kept))]
         little = [row for row in rows if row.name in scarce]
         relatives = [row for row in rows if row.name not in scarce]
         means = [mean_row("little text", little), mean_row("relatives", relatives)]

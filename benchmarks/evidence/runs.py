@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,7 @@ class Trainer:
             flags = [f"--params={file}", f"--logdir={logdir}", f"--seed={seed}"]
             if checkpoint is not None:
                 flags.append(f"--checkpoint={checkpoint}")
+            shutil.rmtree(logdir / "score", ignore_errors=True)  # of what it was before
             with _cost_added(logdir / "cost.json"):
                 self._run(["--mode=train_eval", *flags])
             done.write_text(text)

@@ -25,7 +25,7 @@ PLAN = many.Plan(
     deep=TINY,
     steps=(4, 4),
     intervals=(2, 2),
-    tuning_rates=(1e-4, 1e-3),
+    tuning_rates=(0.0, 1e-4, 1e-3),
     tuning_steps=2,
     vocabulary=(330, 340),
     tokens=(512, 512),
@@ -90,8 +90,14 @@ def test_a_run_that_is_interrupted_counts_its_cost(text: Path, tmp_path: Path) -
 def test_sentences_of_the_training_text_are_left_out(text: Path) -> None:
     trained = (text / "yy/en.train.txt").read_text().splitlines()[0]
     of = scores.PairTranslations("xx:en", 40, ["a", "b"], [trained, "new"], ["s", "t"])
-    new = many_report.Seen(text, languages.all_of(CHOSEN)).new(of)
-    assert (new.hypotheses, new.references, new.sources) == (["b"], ["new"], ["t"])
+    assert many_report.Seen(text, languages.all_of(CHOSEN)).new(of) == [1]
+
+
+def test_sentences_that_resemble_one_of_the_training_text_are_left_out(text: Path) -> None:
+    (text / "xx/en.train.txt").write_text("Tom needs some water.\nA dog.\n")
+    lines = ["Tom needed some water!", "Tom needs water, not wine.", "a DOG", "Tom has some."]
+    of = scores.PairTranslations("xx:en", 2, lines, lines, lines)
+    assert many_report.Resembled(text).unlike(of) == [1, 3]
 
 
 def tables_of(page: Path) -> dict[str, list[list[str]]]:
@@ -111,13 +117,14 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     names = [found.name for found in runs.picked(comparison.kinds(), "")]
     first, second = "alone/xx/tiny_0.1_seed_0", "alone/xx/tiny_0.1_seed_1"
     *names, last, proportional, deep = names
-    low, high = "continued/xx/0.0001", "continued/xx/0.001"
-    assert names == ["many", first, first, second, low, high]
-    assert last in {low, high}
+    tuned = [f"continued/xx/{rate}" for rate in PLAN.tuning_rates]
+    assert names == ["many", first, first, second, *tuned]
+    assert last in tuned
     assert (proportional, deep) == ("proportional", "deep")
     results = runs.read_results(train.results)
     assert all(results[name].translations for name in ("many", first, second, last, "deep"))
-    assert not results[{low: high, high: low}[last]].translations
+    assert [name for name in tuned if results[name].translations] == [last]
+    assert [results[name].updates for name in tuned] == [1, 2, 2]
     written, _ = scores.read(tmp_path / "runs/many/score", "test")
     read = many_report.Runs(text, runs.read_results(train.results))
     assert written == [
@@ -125,7 +132,7 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     ]
     shutil.rmtree(tmp_path / "runs/many")  # as on another machine
     some = runs.picked(comparison.kinds(), "many,cont")
-    assert [each.name for each in some] == ["many", low, high, last]
+    assert [each.name for each in some] == ["many", *tuned, last]
     assert not (tmp_path / "runs/many").exists()
     with pytest.raises(SystemExit, match="alone/yy is none of many, alone/xx, continued/xx, prop"):
         runs.picked(comparison.kinds(), "alone/yy")
@@ -217,6 +224,9 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
     assert results[-2:] == [tuned.name, "scratch/6/1"]
     found = images_report.rows(runs.read_results(train.results).values())
     assert images_report.table(found).count("\n") == 1 + len(found)
+    compared = images_report.differences(found)
+    assert [(row.name, row.updates) for row in compared[:1]] == [("amoebanet − resnet", 0)]
+    assert [row.name for row in compared[2:]] == ["tuned/6 − scratch/6"]
     images_report.draw(found, tmp_path / "images.png")
     by_run = {row.name: row for row in found}
     kinds = {"amoebanet", "resnet", "resnet_minutes", "pretrained", "scratch/6", "tuned/6"}
@@ -234,5 +244,15 @@ def test_a_small_comparison_of_networks_is_trained_and_reported(
 def test_the_interval_of_a_mean_is_that_of_students_t(
     accuracies: tuple[float, ...], error: float | None
 ) -> None:
-    row = images_report.Row("a", 1, 1.0, accuracies)
+    by_seed = {str(seed): accuracy for seed, accuracy in enumerate(accuracies)}
+    row = images_report.Row("a", 1, 1.0, by_seed)
     assert row.error == pytest.approx(float("nan") if error is None else error, nan_ok=True)
+
+
+def test_kinds_of_runs_are_compared_by_seed() -> None:
+    tuned = images_report.Row("tuned/100", 160, 3.0, {"1": 0.5, "2": 0.9, "3": 0.4})
+    scratch = images_report.Row("scratch/100", 160, 2.0, {"2": 0.8, "1": 0.4})
+    (row,) = images_report.differences([tuned, scratch])
+    assert (row.name, row.updates, row.core_minutes) == ("tuned/100 − scratch/100", 0, 1.0)
+    assert row.accuracies == pytest.approx({"1": 0.1, "2": 0.1})
+    assert row.error == pytest.approx(0.0)

@@ -41,8 +41,9 @@ _INTRODUCTION = (
     "[evidence.md](evidence.md).",
     "*alone* is the mean of a language's own models, and *± seeds* their standard deviation. "
     "*together* is the model of all languages, *continued* the same trained on for the language, "
-    "*proportional* at T=1, *deep* with twice the layers. In brackets are intervals of 95 %, of "
-    "1,000 paired resamples of the sentences.",
+    "*proportional* at T=1, *deep* with twice the layers. Means are of the languages that all "
+    "systems have translated. In brackets are intervals of 95 %, of 1,000 paired resamples of the "
+    "sentences.",
 )
 
 
@@ -228,12 +229,14 @@ def mean_row(name: str, rows: Sequence[Row]) -> Row:
 
 
 def table(rows: Sequence[Row], systems: Mapping[str, str]) -> str:
-    """Return a markdown table: scores, and the differences of the others to the first system."""
+    """Return a markdown table: scores, and the differences of the systems."""
     first, *others = systems
+    pairs = list(itertools.combinations(systems, 2))
     own = [name for name, place in systems.items() if "{}" in place]
     seeds = ["± seeds"] if own else []
     head = ["language", "training", "test", first, *seeds, *others]
-    head += [f"{name} − {first}" for name in others] + [f"{name}, core minutes" for name in own]
+    head += [f"{other} − {one}" for one, other in pairs]
+    head += [f"{name}, core minutes" for name in own]
     lines = [head]
     for each in rows:
         found = each.scores
@@ -242,8 +245,8 @@ def table(rows: Sequence[Row], systems: Mapping[str, str]) -> str:
             values.insert(1, "" if math.isnan(each.deviation) else f"{each.deviation:.1f}")
         lines.append([each.name, f"{each.training:,}", f"{each.sentences:,}", *values])
         lines[-1] += [
-            _cell(found[name] - found[first], "+") if {name, first} <= found.keys() else ""
-            for name in others
+            _cell(found[other] - found[one], "+") if {one, other} <= found.keys() else ""
+            for one, other in pairs
         ]
         lines[-1] += [f"{each.minutes[name]:.0f}" if each.minutes[name] else "" for name in own]
     return markdown.table(lines)
@@ -343,7 +346,8 @@ def report(
     runs = Runs(text, read_results(results))
     for code, path in curves.items():
         draw_curves(runs, code, path)
-    scarce = [each.code for each in chosen]
+    relatives_of = {each.code: each.relatives for each in chosen}
+    scarce = list(relatives_of)
     every = languages.all_of(chosen)
     parts = ["# Scores of languages with little text", *_INTRODUCTION]
     all_kept: dict[str, Kept | None] = {
@@ -353,8 +357,14 @@ def report(
     unlike = {", of sentences that no training sentence resembles": Resembled(text).unlike}
     for metric, (note, kept) in itertools.product(scores.METRICS, (all_kept | unlike).items()):
         rows = [row for code in scarce if (row := runs.row(OWN, code, metric, kept))]
-        parts += [f"## {metric} of twelve languages{note}"]
-        parts += [table([*rows, mean_row("mean", rows)], OWN)]
+        done = [row for row in rows if row.scores.keys() == OWN.keys()]
+        groups = {
+            "mean": done,
+            "mean, with relatives": [row for row in done if relatives_of[row.name]],
+            "mean, without": [row for row in done if not relatives_of[row.name]],
+        }
+        means = [mean_row(name, some) for name, some in groups.items() if some]
+        parts += [f"## {metric} of twelve languages{note}", table([*rows, *means], OWN)]
         if metric == "chrF" and kept is None:
             draw(rows, metric, picture)
     for metric, (note, kept) in itertools.product(scores.METRICS, all_kept.items()):

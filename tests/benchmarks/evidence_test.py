@@ -140,15 +140,16 @@ def test_a_small_comparison_is_trained_scored_and_reported(text: Path, tmp_path:
     curves = tmp_path / "curves.png"
     many_report.report(text, train.results, page, picture, CHOSEN, {"xx": curves})
     tables = tables_of(page)
-    head, row, mean = tables["chrF of twelve languages"]
+    head, row, *means = tables["chrF of twelve languages"]
     assert head[:5] == ["language", "training", "test", "alone", "± seeds"]
     assert row[:3] == ["xx", "40", "4"]
     assert all(row[3:])
-    assert mean == ["mean", *row[1:]]
+    assert means == [["mean", *row[1:]], ["mean, with relatives", *row[1:]]]
     new = "BLEU of all languages, of sentences that the training text does not have"
     head, little, relatives, xx, yy = tables[new]
     assert head[3:] == [
-        "together", "proportional", "deep", "proportional − together", "deep − together",
+        "together", "proportional", "deep",
+        "proportional − together", "deep − together", "deep − proportional",
     ]  # fmt: skip
     assert (little, relatives) == (["little text", *xx[1:]], ["relatives", *yy[1:]])
     assert [row[0] for row in tables["Cost"]] == [
@@ -172,7 +173,7 @@ def test_a_report_leaves_out_what_is_not_there_yet() -> None:
     row = many_report.Row("xx", 40, 4, {"together": found}, float("nan"), minutes)
     cells = many_report.table([row], many_report.OWN).splitlines()[-1].strip("|").split("|")
     values = [cell.strip() for cell in cells[3:]]
-    assert values == ["", "", "20.0 (20.0 to 20.0)", "", "", "", "", ""]
+    assert values == ["", "", "20.0 (20.0 to 20.0)", "", "", "", "", "", ""]
 
 
 @pytest.fixture

@@ -149,6 +149,7 @@ class Comparison:
         """Return the result of an AmoebaNet on some images of CIFAR-10."""
         few = some_of(self._images, number, seed, self._trainer.folder / "images")
         task = self._amoebanet(few, self.plan.images[number])
+        task.train.save_interval_steps = task.train.max_steps  # and is evaluated then, once
         start = None
         if kind == "tuned":
             task.train.start.without = reference.HEADS

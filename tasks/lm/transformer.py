@@ -26,7 +26,8 @@ def language_model(
         heads: heads of each attention.
         hidden: hidden units of feed-forward parts.
         vocabulary: V.
-        dropout: rate on embeddings and on each branch's output.
+        dropout: rate on embeddings, on each branch's output, and on the hidden units of
+            feed-forward parts.
 
     Raises:
         LayerError: `num_layers` is less than 1.

@@ -13,6 +13,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,10 @@ ALL = "all"
 RESAMPLES = 1_000
 # sacreBLEU's default tokeniser splits at spaces, which these languages do not use; its tokeniser
 # for Japanese needs another package.
-_TOKENIZERS = {"zh": "zh", "ja": "char", "th": "char", "lo": "char", "km": "char", "my": "char"}
+_TOKENIZERS = {
+    **dict.fromkeys(("zh", "zho", "cmn"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "th", "tha", "lo", "lao", "km", "khm", "my", "mya"), "char"),
+}
 _FILE_KINDS = ("hypothesis", "reference", "source")
 
 
@@ -203,7 +207,8 @@ def score(
 
 def _score_pair(text: PairTranslations, group: str, metrics: ModuleType) -> ScoreRow:
     count = len(text.references)
-    tokenize = _TOKENIZERS.get(text.pair.partition(":")[2].partition("-")[0], "13a")
+    target = text.pair.partition(":")[2].lower()  # such as zh-hans or zho_hans
+    tokenize = _TOKENIZERS.get(re.split("[-_]", target)[0], "13a")
     references = [list(text.references)]
     by_name: dict[str, Metric] = {
         # `force` silences a warning about text that looks tokenised.

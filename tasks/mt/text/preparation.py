@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -89,7 +90,8 @@ class Preparation(hyperparams.Configurable):
             report(f"{target} is prepared already")
             return prepared
         self.check_text()  # before all text is read
-        report(f"preparing {units.things(len(self._pairs), 'pair')} of languages")
+        names = textwrap.shorten(", ".join(self._pairs), 400, placeholder=" …")
+        report(f"preparing {units.things(len(self._pairs), 'pair')} of languages: {names}")
         with _building(target) as partial:
             self._make(partial, report, num_threads or os.cpu_count() or 1)
         return records.Records(target)
@@ -181,7 +183,11 @@ class Preparation(hyperparams.Configurable):
         training = {text: count for text, count in counts.items() if text.split == trained}
         total = sum(training.values())
         if not total:
-            raise errors.InputError("no training pair is left: every one is faulty or left out")
+            first = (folder / records.FAULTS).read_text(encoding="utf-8").partition("\n")[0]
+            such = f", such as {': '.join(first.split(chr(9))[1:])}" if first else ""
+            raise errors.InputError(
+                f"no training pair is left: every one is faulty or left out{such}"
+            )
         report(f"read {units.things(total, 'training pair')}")
         words = self._vocabulary(training, report)
         words.save(folder / records.VOCABULARY)

@@ -183,7 +183,10 @@ class VocabularyTraining(hyperparams.Params):
     num_threads: int = hyperparams.field(
         2, "Threads of the training. The vocabulary depends on their number."
     )
-    normalization: str = hyperparams.field("nmt_nfkc", "SentencePiece's rule: nmt_nfkc, identity …")
+    normalization: str = hyperparams.field(
+        "nmt_nfkc",
+        "SentencePiece's rule, also for targets: nmt_nfkc makes m² m2, identity alters nothing.",
+    )
     max_bytes: int = hyperparams.field(4192, "Longer sentences are not trained on.")
 
 

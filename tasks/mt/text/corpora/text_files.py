@@ -30,6 +30,7 @@ from lingvo_gpipe.tasks.mt.text.corpora.corpus import (
 AlignedFiles: TypeAlias = Mapping[str, str]  # language → path, line i of each a translation
 
 _BOM = b"\xef\xbb\xbf"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")  # its byte order marks
 _FILE_NAME = re.compile(r"(?P<language>[^.]+)\.(?P<split>[^.]+)\.txt(\.gz)?")
 
 
@@ -37,12 +38,16 @@ def lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, plain or gz, without their ends.
 
     Raises:
-        InputError: it cannot be read to its end; names the line.
+        InputError: it cannot be read to its end (names the line), or is UTF-16.
     """
     number = 0
     try:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             for number, line in enumerate(file, 1):
+                if number == 1 and line.startswith(_UTF16):
+                    raise errors.InputError(
+                        f"{path} is UTF-16. Convert it: iconv -f utf-16 -t utf-8 {path} > FILE"
+                    )
                 text = line.removeprefix(_BOM) if number == 1 else line
                 yield text.removesuffix(b"\n").removesuffix(b"\r")
     except (OSError, EOFError, zlib.error) as error:

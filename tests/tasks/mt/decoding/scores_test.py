@@ -146,10 +146,11 @@ def test_differences_are_paired() -> None:
     assert np.std(better.samples) < 0.85 * np.std(unpaired.samples)
 
 
-def test_targets_without_spaces_are_cut_otherwise() -> None:
+@pytest.mark.parametrize("target", ["zh-Hans", "zh_CN", "zho_Hans", "ZH"])
+def test_targets_without_spaces_are_cut_otherwise(target: str) -> None:
     lines = ["我们看见一只狗", "他在家"]
     made = scores.PairTranslations(
-        "en:zh-Hans", 5, ["我们看见一只猫", "他在家"], lines, ["we see", "he is"]
+        f"en:{target}", 5, ["我们看见一只猫", "他在家"], lines, ["we see", "he is"]
     )
     row = scored(made).languages[0]
     assert "|tok:zh|" in row.signatures["BLEU"]

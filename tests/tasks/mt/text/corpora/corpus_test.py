@@ -157,6 +157,16 @@ def test_files_of_unequal_length_are_refused(tmp_path: Path, ending: str) -> Non
             read(params)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_by_its_name(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "de.txt"
+    path.write_bytes(f"\ufeff{GOOD}".encode(encoding))
+    params = text_files.Aligned.Params(
+        files={"train": {"de": str(path), "en": write(tmp_path / "en.txt", ENGLISH)}}
+    )
+    refused(r"de.txt is UTF-16. Convert it: iconv", params)
+
+
 def test_a_table_with_another_number_of_columns_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "one\teins\ntwo\nthree\tdrei\tx\nfour\tvier\n")
     params = text_files.TSV.Params(languages=("en", "de"), files={"train": path})

@@ -92,6 +92,19 @@ class _ContinuedCSVLogger(keras.callbacks.CSVLogger):
         super().on_train_begin(logs)
         with open(self.filename, newline="", encoding="utf-8") as file:
             self.keys = next(csv.reader(file), [])[1:] or None
+        self._is_continued = self.keys is not None
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Remove the rows of a killed run that will be written again, from this epoch on."""
+        super().on_epoch_begin(epoch, logs)
+        if self._is_continued:
+            self._is_continued = False
+            with open(self.filename, newline="", encoding="utf-8") as file:
+                head, *rows = csv.reader(file)
+            kept = [row for row in rows if row and row[0].isdecimal() and int(row[0]) < epoch]
+            if len(kept) < len(rows):
+                with open(self.filename, "w", newline="", encoding="utf-8") as file:
+                    csv.writer(file).writerows([head, *kept])
 
 
 @dataclasses.dataclass  # without slots: callbacks set attributes of their model

@@ -35,6 +35,10 @@ def check_flags(flags: argparse.Namespace) -> None:
             raise errors.ParamsError(
                 f"--{flag} goes with --mode={' or '.join(readers)}, not with --mode={flags.mode}"
             )
+    if flags.fit and flags.hosts:
+        raise errors.ParamsError(
+            "--fit searches for the memory of one device, --hosts names those of all. Leave one out"
+        )
 
 
 def with_kept_choice(task: Task.Params, logdir: str | None) -> Task.Params:

@@ -52,7 +52,7 @@ def find(
 
     Raises:
         UserError: no model is named, or none can be read where it should be; the run in `logdir`
-            is one of another model.
+            is one of another model, and no checkpoint is named.
     """
     if params is not None:
         if model is not None:
@@ -65,12 +65,15 @@ def find(
     if model is not None:
         recipe = models.model(model)()
         of_run = None
-        if folder is not None and not trains and checkpoint is None:
-            with contextlib.suppress(errors.UserError):  # the recipe needs no text
-                of_run = _of_run(models, folder)
+        place = folder if checkpoint is None else Path(checkpoint).expanduser()
+        if place is not None and not trains:
+            with contextlib.suppress(errors.CheckpointError):  # the recipe needs no text
+                of_run = _of_run(models, place)
         if of_run is None:
             return model, recipe
         if of_run.name not in ("", model):  # a run that was started in Python may have no name
+            if checkpoint is not None:
+                return model, recipe  # which may share variables with that of the checkpoint
             raise errors.ParamsError(
                 f"{logdir} holds a run of {of_run.name}, not of {model}. Leave --model out, or "
                 "name the run's"

@@ -63,6 +63,27 @@ class Run:
         """Its log directory."""
         return self.logdir / self.name
 
+    def check(self) -> None:
+        """Refuse a folder whose run was finished with other flags, which would be taken for this.
+
+        Raises:
+            ParamsError: it was.
+        """
+
+        def meaning(flags: Sequence[str]) -> dict[str, object]:
+            found = vars(trainer.read_flags(flags))
+            return {**found, "logdir": None, "max_steps": None}  # a run may go on
+
+        try:
+            finished = json.loads((self.folder / "repeat.json").read_text())
+        except (OSError, json.JSONDecodeError):  # it was not finished
+            return
+        if meaning(finished) != meaning(self.flags):
+            raise errors.ParamsError(
+                f"{self.folder} holds a run with other flags: {shlex.join(finished)}. Give another "
+                "--logdir"
+            )
+
     def metrics(self) -> dict[str, float] | None:
         """Return its last evaluation; None: it was not finished with these flags."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -111,8 +132,14 @@ def _run(arguments: list[str], program: Sequence[str]) -> int:
         raise errors.ParamsError(f"--logdir=FOLDER is missing after --. Write {_USAGE}")
     if given.seed is not None or given.mode is not None:
         raise errors.ParamsError("each run has its own --seed and --mode. Leave them out after --")
+    if any(text.startswith("model.seed") for text in given.params_override):
+        raise errors.ParamsError(
+            "model.seed would be that of all runs. Name the seeds: --seeds=1,2"
+        )
     logdir = Path(given.logdir).expanduser()
     runs = _runs(_axes(own.sweep), _seeds(own.seeds), logdir, of_trainer)
+    for each in runs:
+        each.check()
     try:
         for each in runs:
             code = 0 if each.metrics() else each.train(program)

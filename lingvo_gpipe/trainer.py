@@ -176,12 +176,12 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
     )
     task = task_of(values, recipe)  # which may register a mode
     mode = registry.mode(values.mode, task)
+    modes.check_flags(values)
     chooses = trains and task.model.schedule == AUTO
     if values.hosts is None and (chooses or values.mode == "plan"):
         values.hosts = launch.hosts(values)  # plan and training choose by the same hosts
     if task.model.schedule == AUTO and not trains and values.mode not in ("plan", "params"):
         task = modes.with_kept_choice(task, values.logdir)
-    modes.check_flags(values)
     if values.mode not in modes.MODES:
         from lingvo_gpipe.run import process
 
@@ -224,6 +224,8 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
             f"{values.model}: task() returns {type(task).__name__}. Let it return task.Task.Params"
         )
     task.set_path("name", values.model)
+    if values.num_partitions not in (None, task.model.num_partitions):
+        task.model.set(cuts=None, devices=None, device_speeds=())  # they are for another number
     for flag, path in _FIELD_OF_FLAG.items():
         if getattr(values, flag) is not None:
             task.set_path(path, getattr(values, flag))

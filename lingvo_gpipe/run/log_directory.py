@@ -21,6 +21,7 @@ CHECKPOINTS = "checkpoints"
 BEST = "best"
 LOCK = "run.lock"
 _RESULT = "result.json"
+_DATA = "data.json"
 
 
 @contextlib.contextmanager
@@ -190,6 +191,32 @@ def keep_assets(folder: Path, assets: Mapping[str, bytes]) -> None:
         check_assets(folder, assets)
     for name, content in assets.items():
         _replace(folder / name, content, "Free disk space, or give another --logdir")
+
+
+def keep_fingerprint(
+    folder: Path, fingerprint: Mapping[str, str], report: Callable[[str], None]
+) -> None:
+    """Store what describes the training data; report what differs from when the run began.
+
+    Args:
+        folder: folder of the run.
+        fingerprint: as `Input.fingerprint` returns it.
+        report: receives a line for each difference.
+
+    Raises:
+        TrainingError: it cannot be read or written.
+    """
+    stored = _read(folder / _DATA)
+    if stored is not None and checkpoints.newest(str(folder / CHECKPOINTS)) is not None:
+        before = json.loads(stored)
+        for name, value in fingerprint.items():
+            if before.get(name, value) != value:
+                report(
+                    f"the data changed: {name} was {before[name]}, is {value}; some examples of "
+                    "this epoch may come twice or not at all"
+                )
+    content = f"{json.dumps(dict(fingerprint), indent=1)}\n".encode()
+    _replace(folder / _DATA, content, "Free disk space, or give another --logdir")
 
 
 def write_result(folder: Path, values: Mapping[str, object]) -> None:

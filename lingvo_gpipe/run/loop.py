@@ -10,6 +10,7 @@ continues from the newest whole checkpoint with the same numbers. A log director
     best/          the best one by `eval.best`
     train/, eval/  TensorBoard's files
     the input's assets, such as vocabulary.model
+    data.json      what describes the training data
     result.json    written when the run is done
 """
 
@@ -133,6 +134,8 @@ def run(
     process.prepare_devices(params.model)  # before an input begins TensorFlow
     source: Input = params.input.instantiate()
     params = task.complete(params, source)
+    if params.eval.patience is not None and not evaluate:
+        report("eval.patience ends nothing: a run without evaluations (--mode=train_eval has them)")
     with log_directory.locked(folder):
         kept = log_directory.kept_values(folder)
         params = auto.resolved(params, report, kept=kept, profile=profile_layers, cluster=hosts)
@@ -141,6 +144,7 @@ def run(
         with contextlib.closing(_Training(params, source, folder, options)) as training:
             training.restore(start, change)
             log_directory.keep_assets(folder, source.assets())
+            log_directory.keep_fingerprint(folder, source.fingerprint(), report)
             log_directory.remove_result(folder)
             result = training.train()
         if result.ended != "signal":

@@ -172,15 +172,19 @@ class RunState:
         return True
 
     def _restore_best_value(self, directory: str, step: int, report: Callable[[str], None]) -> None:
-        """Take the value of `step` from the best checkpoint, if it was evaluated after saving."""
+        """Take the value of the best checkpoint, if it was evaluated after `step` was saved."""
         try:
             best = checkpoints.newest_text(directory)
-            if best is None or checkpoints.step_of(best[0]) != step:
+            if best is None or checkpoints.step_of(best[0]) < step:
                 return
-            if task.change(best[1], self._params.to_text()).touches(*_FIELDS_OF_BEST):
+            change = task.change(best[1], self._params.to_text())
+            if change.touches(*_FIELDS_OF_BEST):
                 return
             saved = checkpoints.SavedValues(best[0])
-            if saved.read(keys.EVALUATED) == step:
+            if checkpoints.step_of(best[0]) > step:
+                if change.lines:  # so its update will not come again with the same numbers
+                    self._best_value.assign(saved.read(keys.BEST_VALUE))
+            elif saved.read(keys.EVALUATED) == step:
                 self._evaluated.assign(step)
                 self._best_value.assign(saved.read(keys.BEST_VALUE))
                 self._best_misses.assign(saved.read(keys.BEST_MISSES))

@@ -53,6 +53,13 @@ def test_a_model_beside_a_run_is_compared_with_it(run: Path) -> None:
         match=r"holds a run of image\.digits\.MLP, not of image\.digits\.ConvNet",
     ):
         find(model="image.digits.ConvNet", logdir=str(run))
+    for logdir in (None, str(run)):
+        for checkpoint in (run / "checkpoints", run / "checkpoints" / "ckpt-1"):
+            _, task = find(model="image.digits.MLP", logdir=logdir, checkpoint=str(checkpoint))
+            assert task.train.max_steps == 1
+    name, task = find(model="image.digits.ConvNet", checkpoint=str(run / "checkpoints"))
+    assert name == "image.digits.ConvNet"  # of the recipe: they may share variables
+    assert task.train.max_steps > 1
     # Training compares recipe and run itself.
     _, task = find(model="image.digits.MLP", logdir=str(run), trains=True)
     assert task.train.max_steps > 1

@@ -121,6 +121,17 @@ def test_other_flags_or_a_damaged_result_run_it_again(run: Run, tmp_path: Path) 
     assert len(calls(tmp_path, "seed_1")) == 5
 
 
+def test_a_finished_run_of_other_flags_is_not_taken_for_this_one(run: Run, tmp_path: Path) -> None:
+    assert run(flags=("--model=m", "--params_override=train.clip_norm=1.0")).code == 0
+    found = run("--seeds=2,1", flags=("--model=m", "--params_override=train.clip_norm=2.0"))
+    assert found.code == 1
+    (message,) = found.err
+    assert "seed_1 holds a run with other flags: --model=m --params_override" in message
+    assert not (tmp_path / "runs" / "seed_2").exists()
+    longer = ("--max_steps=9", "--model=m", "--params_override=train.clip_norm=1.0")
+    assert run(flags=longer).code == 0
+
+
 def test_a_failed_run_is_named_and_taken_up_again(run: Run, tmp_path: Path) -> None:
     found = run("--seeds=1,13,2")
     assert found.code == 1
@@ -199,6 +210,10 @@ def test_help_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         (["--", "--modle=m", "--logdir=x"], "unknown flag --modle; nearest '--mode', '--model'"),
         (["--", "--model=m"], "--logdir=FOLDER is missing after --"),
         (["--", "--logdir=x", "--seed=3"], "each run has its own --seed and --mode"),
+        (
+            ["--", "--logdir=x", "--params_override=model.seed=3"],
+            "model.seed would be that of all runs. Name the seeds: --seeds=1,2",
+        ),
         (["--seeds=1,x", "--", "--logdir=x"], "--seeds=1,x are not different whole numbers"),
         ([RATE, "--", "--logdir=x"], "is not a path, given once, and its values"),
         (["--sweep==1,2", "--", "--logdir=x"], "--sweep==1,2 is not a path, given once"),

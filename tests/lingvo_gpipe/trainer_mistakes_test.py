@@ -58,6 +58,10 @@ def run(
         (["--model=lab.Tiny", "--mode=trian"], "ParamsError: lab.Tiny has no mode 'trian'; near"),
         (["--model=lab.Tiny", "--mode=decode"], "ParamsError: lab.Tiny has no mode 'decode'"),
         (
+            ["--model=lab.Tiny", "--mode=plan", "--fit=1GiB", "--grow=depth", "--hosts=2x1"],
+            "ParamsError: --fit searches for the memory of one device, --hosts names those of all",
+        ),
+        (
             ["--model=lab.Tiny", "--fit=1GiB", "--mode=train"],
             "ParamsError: --fit goes with --mode=plan",
         ),

@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lingvo_gpipe import trainer
+from lingvo_gpipe import recipes, trainer
 from lingvo_gpipe.cluster import launch
 from lingvo_gpipe.run import process
 from tests.support import trainer_calls
@@ -162,6 +163,14 @@ def test_describe_and_plan_need_no_logdir(run: Run) -> None:
     profiled = run("--mode=plan", "--profile")
     assert profiled.code == 0, profiled.err
     assert "estimate by formula" not in "\n".join(profiled.out)
+
+
+@pytest.mark.parametrize(("partitions", "cuts"), [("2", (2, 4)), ("1", None)])
+def test_cuts_of_a_run_are_for_its_number_of_partitions(partitions: str, cuts: Any) -> None:
+    params = tiny_task()
+    params.model.cuts = (2, 4)
+    flags = trainer.read_flags(["--model=lab.Tiny", f"--num_partitions={partitions}"])
+    assert trainer.task_of(flags, recipes.FromText(params)).model.cuts == cuts
 
 
 def test_plan_and_training_choose_by_the_hosts_of_the_workers(

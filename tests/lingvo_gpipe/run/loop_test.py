@@ -248,6 +248,29 @@ def test_the_best_checkpoint_is_kept_and_begins_again_with_another_metric(tmp_pa
     assert kept == pytest.approx(result.metrics["loss"])
 
 
+def test_patience_without_evaluations_is_said_to_end_nothing(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    params = one_layer_task(max_steps=1)
+    params.eval.set(best="accuracy", patience=2)
+    loop.run(params, tmp_path, report=lines.append)
+    assert sum("eval.patience ends nothing" in line for line in lines) == 1
+
+
+def test_the_best_of_a_course_that_was_left_is_reported_with_its_own_value(tmp_path: Path) -> None:
+    params = one_layer_task(max_steps=6)
+    params.train.save_interval_steps = 4
+    params.eval.set(best="loss", interval_steps=1)
+    best = loop.run(params, tmp_path, evaluate=True).best
+    for path in (tmp_path / "checkpoints").glob("ckpt-6*"):  # as if it was killed before that
+        path.unlink()
+    params.train.optimizer.learning_rate = 0.0
+    result = loop.run(params, tmp_path, evaluate=True)
+    (kept,) = checkpoints.find(str(tmp_path / log_directory.BEST))
+    assert checkpoints.step_of(kept) == 6
+    assert result.best == best == float(checkpoints.read_value(kept, "best/value"))
+
+
 @pytest.mark.parametrize(
     ("path", "value", "text"),
     [
@@ -377,6 +400,25 @@ def test_a_run_keeps_the_assets_of_its_data_and_refuses_others(tmp_path: Path) -
         "Use that data, or another --logdir"
     )
     assert (tmp_path / "letters.txt").read_bytes() == b"abc"
+
+
+def test_data_that_has_changed_is_reported(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = one_layer_task(max_steps=1)
+    loop.run(params, tmp_path, report=lines.append)
+    whole = Points.arrays
+
+    def fewer(self: Points) -> Any:
+        return {name: {k: v[:13] for k, v in of.items()} for name, of in whole(self).items()}
+
+    monkeypatch.setattr(Points, "arrays", fewer)
+    params.train.max_steps = 2
+    loop.run(params, tmp_path, report=lines.append)
+    params.train.max_steps = 3
+    loop.run(params, tmp_path, report=lines.append)
+    (line,) = [line for line in lines if "the data changed" in line]
+    assert "number of examples in split 'train' was 42, is 13" in line
 
 
 def test_a_run_continues_without_curves_that_cannot_be_written(

@@ -1,4 +1,4 @@
-"""Nested tensors, as `tf.nest` understands them: their types, and their floating leaves.
+"""Nested tensors, as `tf.nest` understands them: their types, and their differentiable leaves.
 
 A nest is a tensor, or a list, tuple or dict of nests; TensorFlow has no type for it.
 """
@@ -27,6 +27,11 @@ def tensor_specs(specs: SpecNest) -> list[tf.TensorSpec]:
     return [spec for spec in tf.nest.flatten(specs) if isinstance(spec, tf.TensorSpec)]
 
 
-def floating(nest: Nest | SpecNest) -> list[tf.Tensor]:
-    """Return the floating leaves of a nest of tensors or specs, in order."""
-    return [leaf for leaf in tf.nest.flatten(nest) if leaf.dtype.is_floating]
+def is_differentiable(dtype: tf.DType) -> bool:
+    """Return whether tensors can have a gradient: floating and complex ones."""
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def differentiable(nest: Nest | SpecNest) -> list[tf.Tensor]:
+    """Return the leaves of a nest of tensors or specs that can have a gradient, in order."""
+    return [leaf for leaf in tf.nest.flatten(nest) if is_differentiable(leaf.dtype)]

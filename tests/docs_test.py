@@ -147,6 +147,7 @@ FIELDS_BESIDE_MODULES = {
     "decode": "Decode",
     "model": "PipelineParams",
     "score": "Scoring",
+    "vocabulary": "VocabularyTraining",
 }
 # Not checked here: packages, whose modules other tests check, and other projects.
 OUTSIDE = ("lingvo_gpipe", "tasks", "params", "image", "lm", "mt", "tf", "keras", "tfds")

@@ -27,7 +27,7 @@ from lingvo_gpipe.execution import tracing
 from lingvo_gpipe.execution.cut_backward import CutBackward, Held, Trace
 from lingvo_gpipe.layers import base, checks
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.nests import Nest, differentiable
 from lingvo_gpipe.network.analysis import not_a_tensor
 
 
@@ -53,7 +53,7 @@ class BackwardInputs(NamedTuple):
     """What a backward program reads in addition to `CellInputs`; a nest.
 
     Attributes:
-        exports: version in the cell's `exports_with_gradient` → gradients of its floating leaves.
+        exports: version in the cell's `exports_with_gradient` → gradients of its leaves.
         loss_factors: for each loss of the cell, the derivative of the update's loss by its sum.
         accumulators: for each weight, the tensor to which its gradient is added; empty: the
             gradients themselves are returned.
@@ -74,7 +74,7 @@ class CellResults:
     Attributes:
         exports: version → nest of tensors; of a forward.
         collected: losses, sums and moments of the micro-batch; None: not of a forward.
-        imports: version → gradients of its floating leaves.
+        imports: version → gradients of its differentiable leaves.
         weights: for each trained weight of the cell, its accumulator plus the gradient of this
             micro-batch, or the gradient itself if there were no accumulators.
         held: what the cell's next program of the micro-batch reads, by its name in their trace.
@@ -188,7 +188,7 @@ class CellPrograms:
         """Return results by name; `leaves` are the gradients of all imports."""
         imports: dict[int, list[tf.Tensor]] = {}
         for v in cell.imports_with_gradient if leaves else ():
-            count = len(floating(self._analysis.specs[v]))
+            count = len(differentiable(self._analysis.specs[v]))
             imports[v], leaves = leaves[:count], leaves[count:]
         if forward is None:
             return CellResults(imports=imports, weights=weights, held=held or {})
@@ -333,7 +333,9 @@ class CellPrograms:
                 forward = self._exported_again(cell, inputs, runs)
             else:
                 forward = self._exported(cell, inputs)
-            targets = [t for v in cell.exports_with_gradient for t in floating(forward.exports[v])]
+            targets = [
+                t for v in cell.exports_with_gradient for t in differentiable(forward.exports[v])
+            ]
             starts = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
             scales = [tf.compat.v1.placeholder(self._master, []) for _ in cell.losses]
             upstream = [*starts, *scales]
@@ -357,8 +359,8 @@ class CellPrograms:
 
 
 def gradient_sources(cell: network.Cell, inputs: CellInputs) -> list[tf.Tensor]:
-    """Return the inputs that get a gradient: weights, then imports' floating leaves."""
-    leaves = [t for v in cell.imports_with_gradient for t in floating(inputs.imports[v])]
+    """Return the inputs that get a gradient: weights, then imports' differentiable leaves."""
+    leaves = [t for v in cell.imports_with_gradient for t in differentiable(inputs.imports[v])]
     return [*inputs.weights, *leaves]
 
 

@@ -26,7 +26,7 @@ from lingvo_gpipe.execution import diagnosis
 from lingvo_gpipe.execution.executor import Executor, MiniBatch, read_fields
 from lingvo_gpipe.execution.replica_pass import ReplicaPass
 from lingvo_gpipe.layers.context import Collected, Context
-from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.nests import Nest, differentiable, is_differentiable
 
 _WithGradient: TypeAlias = "tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]"
 """Return type of a function for `tf.custom_gradient`: its results and its gradient function."""
@@ -104,7 +104,7 @@ class _Backward:
             for path in cell.weights:
                 by_device.setdefault(self._executor.device_of(path), {})[path] = [weights[path]]
         for name, version in self._executor.analysis.wiring.fields.items():
-            by_device.setdefault(None, {})[version] = floating(fields[name])
+            by_device.setdefault(None, {})[version] = differentiable(fields[name])
         tokens = []
         for device, sources in by_device.items():
             if any(sources.values()):
@@ -141,8 +141,10 @@ class _Backward:
             for version in sorted(mode.leaving & mode.differentiable - replica_pass.fields.keys()):
                 values = replica_pass.values_of(version)
                 device = self._executor.device_of_version(version, replica_pass.replica)
-                left = self._left((replica_pass.replica, version), floating(values), token, device)
-                for m, value in enumerate(_with_floating(values, left)):
+                left = self._left(
+                    (replica_pass.replica, version), differentiable(values), token, device
+                )
+                for m, value in enumerate(_replaced(values, left)):
                     replica_pass.values[m][version] = value
         for cell, device in zip(passes[0].network_pass.cells, passes[0].devices, strict=True):
             names = [loss.name for loss in cell.losses]
@@ -177,7 +179,7 @@ class _Backward:
             replica_pass.loss_factors = self._loss_factors()
             for version in replica_pass.network_pass.mode.leaving:
                 upstream = iter(self._upstream.get((replica_pass.replica, version), ()))
-                count = len(floating(analysis.specs[version]))
+                count = len(differentiable(analysis.specs[version]))
                 for m, leaves in enumerate(zip(*[upstream] * count, strict=True)):
                     replica_pass.value_gradients[m][version] = [list(leaves)]
             _run(replica_pass, "B")
@@ -204,10 +206,10 @@ class _Backward:
         return factors
 
 
-def _with_floating(nest: Nest, leaves: Iterable[tf.Tensor]) -> Nest:
-    """Return a nest with its floating leaves replaced by `leaves`."""
+def _replaced(nest: Nest, leaves: Iterable[tf.Tensor]) -> Nest:
+    """Return a nest with its differentiable leaves replaced by `leaves`."""
     rest = iter(leaves)
-    flat = [next(rest) if leaf.dtype.is_floating else leaf for leaf in tf.nest.flatten(nest)]
+    flat = [next(rest) if is_differentiable(leaf.dtype) else leaf for leaf in tf.nest.flatten(nest)]
     return tf.nest.pack_sequence_as(nest, flat)
 
 

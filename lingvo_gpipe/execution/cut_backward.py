@@ -52,7 +52,7 @@ class Trace:
         upstream: gradients of the exports, and scales of the losses; placeholders.
         outputs: flat outputs of the forward.
         weights: gradient of each weight.
-        imports: gradients of the imports' floating leaves.
+        imports: gradients of the imports' differentiable leaves.
         again: flat outputs of the forward where the backward computes it again by itself, as
             `tf.recompute_grad` does. I computes what W needs of it.
     """
@@ -72,7 +72,7 @@ class FlatResults:
     Attributes:
         outputs: flat outputs of the forward.
         weights: gradient of each weight, added to its accumulator if there is one.
-        imports: gradients of the imports' floating leaves.
+        imports: gradients of the imports' differentiable leaves.
         held: what the cell's next program of the micro-batch reads.
     """
 

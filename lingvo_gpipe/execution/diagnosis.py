@@ -20,7 +20,7 @@ from lingvo_gpipe import errors, network, precision
 from lingvo_gpipe.console import units
 from lingvo_gpipe.execution.executor import Executor, MiniBatch
 from lingvo_gpipe.execution.replica_pass import ReplicaPass
-from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.nests import Nest, differentiable
 from lingvo_gpipe.network import wiring
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -136,12 +136,12 @@ def _failing_layer(replica_pass: ReplicaPass, slot: Slot, *, differentiates: boo
                     reads = [
                         v for v in analysis.wiring.reads[number] if v in cell.mode.differentiable
                     ]
-                    sources = [floating(values[v]) for v in reads]
+                    sources = [differentiable(values[v]) for v in reads]
                     tape.watch([sources, inputs.weights])
                     written, collected = programs.compute_layer(cell, number, inputs, values)
                 targets, starts = [], []
                 for v, value in written.items():
-                    targets += floating(value) if v in gradients else []
+                    targets += differentiable(value) if v in gradients else []
                     starts += [tf.add_n(same) for same in zip(*gradients.get(v, []), strict=True)]
                 for name, loss in collected.losses.items():
                     targets.append(loss)
@@ -245,13 +245,13 @@ def first_nonfinite_gradient(analysis: network.Analysis, gradients: Mapping[str,
 
 
 def is_finite(nest: Nest) -> bool:
-    """Return whether all values of all floating tensors of a nest are finite."""
-    return all(map(_all_finite, floating(nest)))
+    """Return whether all values of all differentiable tensors of a nest are finite."""
+    return all(map(_all_finite, differentiable(nest)))
 
 
 def _all_finite(tensor: tf.Tensor) -> bool:
     with tf.device(tensor.device):
-        return bool(tf.reduce_all(tf.math.is_finite(tensor)))
+        return bool(tf.reduce_all(tf.math.is_finite(tf.abs(tensor))))
 
 
 def _nonfinite_places(replica_pass: ReplicaPass) -> Iterator[str]:

@@ -201,6 +201,7 @@ class Executor:
             loss_factors: see `ReplicaPass`; None: nothing is trained.
         """
         sizes = micro_batches.sizes_of(self._params, *batch.fields)
+        self.analysis.check_division(len(sizes))
         shares = tuple(filter(None, replicas.shares(len(sizes), self._params.num_replicas)))
         sizes_of = [sizes[share.start : share.stop] for share in shares]
         fields = self._fields(batch.fields, sizes_of)
@@ -359,15 +360,15 @@ class Executor:
     def checked(self, *parts: dict[str, Nest]) -> tuple[dict[str, Nest], ...]:
         """Refuse labels and ids that no layer takes; return the parts to run.
 
-        In a caller's function values are not known yet. Where a cell is on an accelerator, using
-        the returned fields fails in the step; on CPUs, TensorFlow's kernels fail.
+        In a caller's function values are not known yet: there, using the returned fields fails in
+        the step. (Kernels on GPUs would read zeros, and so would slices of a table on CPUs.)
 
         Raises:
             InputError: a value that no layer takes, outside of a caller's function.
         """
         if not tf.inside_function():
             self.analysis.check_values(*parts)
-        elif not all(":CPU:" in name for names in self.devices for name in names):
+        else:
             devices = self.input_devices or ("CPU:0",) * len(parts)
             return tuple(
                 value_ranges.asserted(self.analysis.field_ranges, fields, device)

@@ -35,6 +35,8 @@ def reason(analysis: network.Analysis) -> str | None:
     alike: dict[type[base.Layer.Params], tuple[base.Layer.Params, list[SpecNest], set[str]]] = {}
     frozen_layers = [path.partition("/") for path in analysis.frozen_layers]
     for info in analysis.layers:
+        if info.meta.undivided:
+            return f"{info.name} {info.meta.undivided}"
         unnamed = info.params.copy()
         unnamed.name = ""
         inputs = [analysis.specs[v] for v in analysis.wiring.reads[info.index]]

@@ -29,7 +29,7 @@ from lingvo_gpipe.execution.cell_programs import (
 from lingvo_gpipe.execution.cut_backward import Held
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers.context import Collected
-from lingvo_gpipe.nests import Nest, floating
+from lingvo_gpipe.nests import Nest, differentiable
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.schedule.slot import Slot
 
@@ -59,7 +59,7 @@ class ReplicaPass:
         slot: the slot whose call was issued last; None before the first.
         values: micro-batch → version that a cell makes → nest.
         value_gradients: micro-batch → version → for each cell that reads it, the gradients of its
-            floating leaves.
+            differentiable leaves.
         collected: (cell, micro-batch) → what its forward collected.
         held: (cell, micro-batch) → what a call returned for the cell's next program alone.
         accumulators: for each cell and weight, the sum of its gradients so far.
@@ -261,7 +261,7 @@ class ReplicaPass:
                 value = self._by_micro_batch(version)[micro_batch]
             else:
                 value = self.values[micro_batch][version]
-            return [tf.zeros_like(leaf) for leaf in floating(value)]
+            return [tf.zeros_like(leaf) for leaf in differentiable(value)]
         return [in_order(same) for same in zip(*of_readers, strict=True)]
 
     def _drop(self, micro_batch: int) -> None:

@@ -321,9 +321,9 @@ class PipelinedModel(keras.Model):
         It takes none of TensorFlow's random numbers, unless a function of the caller's is traced.
         """
         if not tf.executing_eagerly():
-            return tf.random.uniform([], maxval=tf.int64.max, dtype=tf.int64)
+            return tf.random.uniform([], -(2**31), 0, tf.int64)
         self._draws += 1
-        return 2**62 + self._draws
+        return -self._draws
 
     def _prepared(self, batch: Any) -> tuple[dict[str, tf.Tensor], LossPipeline]:
         """Return a mini-batch by the names of its fields, and the pipeline that runs it."""

@@ -18,7 +18,7 @@ from lingvo_gpipe.keras_layers import config, variables
 from lingvo_gpipe.keras_layers.function import Called, KerasFunction
 from lingvo_gpipe.keras_layers.live import Live
 from lingvo_gpipe.layers import base
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.nests import Nest, SpecNest, differentiable, is_differentiable
 
 if TYPE_CHECKING:
     from lingvo_gpipe.keras_layers.adapter import KerasLayer
@@ -335,7 +335,7 @@ def _run(
 
     def compute(*flat: tf.Tensor) -> list[tf.Tensor]:
         read, weights = tf.nest.pack_sequence_as(everything, list(flat))
-        by_label = [(n, t) for n, t in zip(labels, flat, strict=True) if t.dtype.is_floating]
+        by_label = [(n, t) for n, t in zip(labels, flat, strict=True) if is_differentiable(t.dtype)]
         sources = [tensor for _, tensor in by_label]
         # In a scope, the name of a layer may begin with "_".
         with tf.name_scope("layer"), tf.GradientTape() as tape:
@@ -350,7 +350,7 @@ def _run(
             outputs = written(params, called)
             kinds = tuple(k for k, v in losses(params, function, called, weights).items() if v)
         values = outputs if len(params.writes) > 1 else (outputs,)
-        parts = [_floating(part) for part in (*values, called.losses)]
+        parts = [differentiable(part) for part in (*values, called.losses)]
         ends = [tensor for part in parts for tensor in part]
         graph = ends[0].graph if ends else None
         forward = graph.get_operations() if graph is not None else []
@@ -503,10 +503,6 @@ def _masked(value: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     masked = tf.identity(value)
     masked._keras_mask = mask
     return masked
-
-
-def _floating(value: Nest) -> list[tf.Tensor]:
-    return [tensor for tensor in tf.nest.flatten(value) if tensor.dtype.is_floating]
 
 
 def _gradients(

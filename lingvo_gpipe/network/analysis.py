@@ -65,7 +65,7 @@ class Analysis(wired_layers.WiredLayers):
         return self._value_bytes[version] * self.sizes[micro_batch] // max(self.sizes)
 
     def gradient_bytes(self, version: int, micro_batch: int) -> int:
-        """Return the bytes of its gradient, which only floating tensors have."""
+        """Return the bytes of its gradient, which integers have not."""
         return self._gradient_bytes[version] * self.sizes[micro_batch] // max(self.sizes)
 
     def replica_of(self, path: str) -> int:
@@ -129,7 +129,7 @@ class Analysis(wired_layers.WiredLayers):
         if key in self._passes:
             return self._passes[key]
         leaving = self.wiring.outputs.values() if outputs else ()
-        differentiable = wiring.differentiable(self.wiring, self.is_trained, under_tape)
+        differentiable = self.differentiable(from_fields=under_tape)
         if not under_tape:  # nothing that only the caller reads has a gradient
             differentiable -= {v for v in leaving if not self._is_sent(v)}
         mode = Mode(
@@ -207,8 +207,8 @@ class Analysis(wired_layers.WiredLayers):
 
     @functools.cached_property
     def _gradient_bytes(self) -> tuple[int, ...]:
-        floating = (nests.floating(nests.tensor_specs(nest)) for nest in self.specs)
-        return tuple(map(base.spec_bytes, floating))
+        leaves = (nests.differentiable(nests.tensor_specs(nest)) for nest in self.specs)
+        return tuple(map(base.spec_bytes, leaves))
 
     @functools.cached_property
     def _cell_of(self) -> tuple[int, ...]:
@@ -260,7 +260,7 @@ def analyze(
     """
     _check_counts(params)
     layers = wired_layers.wire(params, fields)
-    replicas.check(params.num_replicas, len(layers.sizes))
+    replicas.check(params.num_replicas, layers.sizes)
     largest_share = replicas.shares(len(layers.sizes), params.num_replicas)[0]
     if params.cuts is None and params.schedule in schedule.SCHEDULES:
         # Before a table of many devices is made, which takes time and memory.
@@ -322,10 +322,9 @@ def _cells(
     layers: wired_layers.WiredLayers, settings: cuts.CellSettings, chosen: tuple[int, ...]
 ) -> tuple[Cell, ...]:
     """Return the cells of training; `chosen` holds the number of layers in each."""
-    differentiable = wiring.differentiable(layers.wiring, layers.is_trained)
     mode = Mode(
         training=True,
-        differentiable=differentiable,
+        differentiable=layers.differentiable(),
         leaving=frozenset(),
         is_differentiated=True,
     )

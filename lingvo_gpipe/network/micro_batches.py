@@ -69,6 +69,11 @@ def batch_size(fields: Mapping[str, Nest | SpecNest]) -> int:
         for leaf in tf.nest.flatten(value):
             shape = leaf.shape
             if not shape.rank or shape[0] is None:
+                if shape.rank == 0 and isinstance(value, list | tuple):
+                    raise errors.InputError(
+                        f"field {name!r} is a list of numbers, which are read as one tensor each. "
+                        "Give an array of them"
+                    )
                 raise errors.InputError(
                     f"field {name!r} has shape {shape}, without a known size in its batch "
                     "dimension 0. Give every mini-batch a known size, as by "

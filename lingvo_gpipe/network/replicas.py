@@ -8,7 +8,7 @@ with a tied weight do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lingvo_gpipe import errors
 from lingvo_gpipe.layers import base
@@ -32,19 +32,27 @@ def shares(num_micro_batches: int, num_replicas: int) -> tuple[range, ...]:
     return tuple(map(range, ends[:-1], ends[1:]))
 
 
-def check(num_replicas: int, num_micro_batches: int) -> None:
+def check(num_replicas: int, sizes: Sequence[int]) -> None:
     """Refuse a number of replicas that a mini-batch cannot be shared out to.
+
+    Args:
+        num_replicas: R.
+        sizes: number of examples of each micro-batch.
 
     Raises:
         PartitionError: there is none, or one that would compute nothing.
     """
     if num_replicas < 1:
         raise errors.PartitionError(f"num_replicas={num_replicas}, but it must be at least 1")
+    num_micro_batches = len(sizes)
     if num_replicas > num_micro_batches:
+        way_out = "Raise num_micro_batches"
+        if sum(sizes) == num_micro_batches:  # of one example each
+            way_out = "Begin with a larger mini-batch"
         raise errors.PartitionError(
             f"num_replicas={num_replicas}, but a mini-batch has {num_micro_batches} "
             f"micro-batch{'es' if num_micro_batches > 1 else ''} in all, so that some replicas "
-            "would compute nothing. Raise num_micro_batches, or lower num_replicas"
+            f"would compute nothing. {way_out}, or lower num_replicas"
         )
 
 
@@ -58,7 +66,7 @@ def first_share(
         fields: the mini-batch's fields, name → nest of `tf.TensorSpec`.
     """
     sizes = micro_batches.sizes_of(params, fields)
-    check(params.num_replicas, len(sizes))
+    check(params.num_replicas, sizes)
     first = shares(len(sizes), params.num_replicas)[0]
     devices = None if params.devices is None else params.devices[: params.num_partitions]
     of_first = params.copy()

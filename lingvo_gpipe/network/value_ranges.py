@@ -111,7 +111,7 @@ def asserted(
 ) -> dict[str, Nest]:
     """Return fields whose use in a graph fails with `InvalidArgumentError` if a value is outside.
 
-    For steps on GPUs, which would read zeros; on CPUs, kernels fail by themselves.
+    Kernels on GPUs and slices of a table would read zeros there.
 
     Args:
         ranges: those of a network.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors
+from lingvo_gpipe import errors, nests
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches, variables, wiring
@@ -92,6 +92,27 @@ class WiredLayers:
         """Paths of layers, at any depth, whose weights are all frozen."""
         return variables.frozen_layers(self.variables)
 
+    def differentiable(self, *, from_fields: bool = False) -> frozenset[int]:
+        """Return the versions that gradients pass; see `wiring.differentiable`."""
+        never = _never_differentiable(self.specs)
+        return wiring.differentiable(self.wiring, self.is_trained, from_fields, never)
+
+    def check_division(self, num_micro_batches: int) -> None:
+        """Refuse to divide a mini-batch whose examples a layer compares.
+
+        Raises:
+            LayerError: naming the layer.
+        """
+        for layer in self._undivided if num_micro_batches > 1 else ():
+            raise errors.LayerError(
+                f"{base.describe(layer.params)} {layer.meta.undivided}, and "
+                f"num_micro_batches={num_micro_batches} divides them. Use one micro-batch"
+            )
+
+    @functools.cached_property
+    def _undivided(self) -> tuple[LayerInfo, ...]:
+        return tuple(layer for layer in self.layers if layer.meta.undivided)
+
     @functools.cached_property
     def is_trained(self) -> tuple[bool, ...]:
         """Whether each layer has a weight that is trained."""
@@ -118,18 +139,12 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     _check_compared(wired, layers, fields)
     specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
     metas = _metas(layers, wired, specs)
-    for layer, meta in zip(layers, metas, strict=True):
-        if meta.undivided and len(sizes) > 1:
-            raise errors.LayerError(
-                f"{base.describe(layer)} {meta.undivided}, and num_micro_batches={len(sizes)} "
-                "divides them. Use one micro-batch"
-            )
     resolved = variables.resolve(layers, metas, params.frozen)
     trained = [
         any(resolved.specs[path].is_trained for path in paths.values()) for paths in resolved.paths
     ]
-    reached = wiring.differentiable(wired, trained)
-    return WiredLayers(
+    reached = wiring.differentiable(wired, trained, never=_never_differentiable(specs))
+    made = WiredLayers(
         params=params,
         fields=dict(fields),
         sizes=sizes,
@@ -148,6 +163,14 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
         wiring=wired,
         specs=tuple(specs),
     )
+    made.check_division(len(sizes))
+    return made
+
+
+def _never_differentiable(specs: Sequence[SpecNest]) -> list[int]:
+    """Return the versions that no gradient passes: those without floats and complex numbers."""
+    tensors = map(nests.tensor_specs, specs)
+    return [v for v, leaves in enumerate(tensors) if not nests.differentiable(leaves)]
 
 
 def _check_compared(

@@ -211,7 +211,10 @@ def route(wiring: Wiring, cuts: Sequence[int], leaving: Collection[int] = ()) ->
 
 
 def differentiable(
-    wiring: Wiring, is_trained: Sequence[bool], from_fields: bool = False
+    wiring: Wiring,
+    is_trained: Sequence[bool],
+    from_fields: bool = False,
+    never: Collection[int] = (),
 ) -> frozenset[int]:
     """Return the versions that depend on a trained weight (or, with `from_fields`, on a field).
 
@@ -219,13 +222,15 @@ def differentiable(
         wiring: wiring of the network.
         is_trained: for each layer, whether it has a trained weight.
         from_fields: whether gradients by the fields of the mini-batch are needed.
+        never: versions that no gradient passes, such as integers.
     """
     reached: set[int] = set()
     if from_fields:
         reached.update(v.index for v in wiring.versions if v.producer == FIELD)
+        reached.difference_update(never)
     for number, (reads, writes) in enumerate(zip(wiring.reads, wiring.writes, strict=True)):
         if is_trained[number] or any(v in reached for v in reads):
-            reached.update(writes)
+            reached.update(v for v in writes if v not in never)
     return frozenset(reached)
 
 

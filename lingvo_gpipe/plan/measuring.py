@@ -242,7 +242,7 @@ def values(analysis: network.Analysis, cell: network.Cell) -> tuple[CellInputs, 
     weights = (analysis.variables[path] for path in cell.weights)
     upstream = BackwardInputs(
         exports={
-            v: [tf.ones(spec.shape, spec.dtype) for spec in nests.floating(analysis.specs[v])]
+            v: [tf.ones(spec.shape, spec.dtype) for spec in nests.differentiable(analysis.specs[v])]
             for v in cell.exports_with_gradient
         },
         loss_factors=[tf.ones([], analysis.params.policy.variable) for _ in cell.losses],

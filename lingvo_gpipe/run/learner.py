@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, optim, packing, pipelining
 from lingvo_gpipe.execution import outer_function
-from lingvo_gpipe.nests import Nest, SpecNest, floating
+from lingvo_gpipe.nests import Nest, SpecNest, differentiable
 from lingvo_gpipe.network import micro_batches, parts
 from lingvo_gpipe.network.wiring import FIELD
 from lingvo_gpipe.run.checkpoints import keys
@@ -180,9 +180,9 @@ class Learner:
         names = {version.name for version in versions if version.producer == FIELD}
         for number, batch in enumerate(batches):
             for name in sorted(names):
-                for tensor in floating(batch[name]):
+                for tensor in differentiable(batch[name]):
                     with tf.device(tensor.device):
-                        places = tf.where(~tf.math.is_finite(tensor))
+                        places = tf.where(~tf.math.is_finite(tf.abs(tensor)))
                     if len(places):
                         return NonfiniteField(number, name, int(tf.reduce_min(places[:, 0])))
         return None

@@ -53,6 +53,16 @@ class NoiseMetric(Noise):
         return inputs
 
 
+class Compares(Noise):
+    """x: [B, D] → x; says that it compares the examples of a mini-batch."""
+
+    class Params(Noise.Params):
+        reads_seed = False
+
+        def _meta(self, *inputs: Any) -> base.Meta:
+            return base.Meta(inputs[0], undivided="compares examples")
+
+
 def reason(*inside: base.Layer.Params, **model: Any) -> str | None:
     """Return what is found in a network with these layers."""
     params = network.PipelineParams(
@@ -84,6 +94,7 @@ DEPENDING: dict[str, tuple[Callable[[], Any], str]] = {
     "metric": (NoiseMetric.Params, DRAWS),
     "keras dropout": (lambda: keras_block(0.2), DRAWS),
     "keras noise": (lambda: keras_layers.from_keras(keras.layers.GaussianNoise(0.1)), DRAWS),
+    "comparison": (Compares.Params, "inside compares examples"),
     "batch norm": (layers.BatchNorm.Params, STATISTICS),
     "recomputed norm": (lambda: layers.BatchNorm.Params(recompute=True), STATISTICS),
     "keras norm": (

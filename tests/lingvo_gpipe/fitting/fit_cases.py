@@ -87,6 +87,18 @@ def regression() -> keras.Model:
     return classifier(2, None)
 
 
+def spectral() -> keras.Model:
+    """Return a model whose middle is complex: with three cells, complex numbers cross a cut."""
+
+    def part(function: Callable[[Any], Any]) -> keras.Layer:
+        return layers.Lambda(function, output_shape=(8,), dtype="float64")
+
+    x = keras.Input([6])
+    hidden = part(lambda v: tf.signal.fft(tf.cast(v, tf.complex128)))(layers.Dense(8)(x))
+    hidden = part(lambda v: v * (2 + 0.5j))(hidden)
+    return keras.Model(x, layers.Dense(2)(part(lambda v: tf.math.real(tf.signal.ifft(v)))(hidden)))
+
+
 class Tenth(keras.optimizers.SGD):
     """A user's own optimizer, which changes gradients where Keras hands them over."""
 
@@ -274,6 +286,7 @@ OPTIMIZERS = keras.optimizers
 # Each model, loss, optimizer and kind of data is in one case at least; the name says which. Losses
 # are with SGD: Adam and clipping hide by how much a gradient is too large.
 CASES = {
+    "complex-numbers": Case(spectral, with_loss("mse"), lambda: arrays(TARGET)),
     "adam-later-epochs": Case(
         classifier,
         with_loss(SPARSE, lambda: OPTIMIZERS.Adam(0.01), metrics=["accuracy"]),

@@ -166,6 +166,31 @@ def test_dropout_draws_by_the_seed_of_keras() -> None:
     assert losses(1, iterations=2)[0] == first[2]  # as from a file
 
 
+def test_a_call_draws_what_no_update_draws() -> None:
+    model = PipelinedModel(network(layers.Dropout(0.5)), 2, 1)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    updates = np.array([float(model.train_on_batch(X, Y)) for _ in range(4)])
+    for _ in range(4):
+        called = float(tf.reduce_mean((model(X, training=True) - Y) ** 2))
+        assert np.abs(updates - called).min() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cuts"), [("1f1b", (2, 2)), ("zb_h1", (2, 2)), ("zb_v", (1, 1, 1, 1))]
+)
+def test_a_cell_may_read_integers_alone(schedule: str, cuts: tuple[int, ...]) -> None:
+    losses = []
+    for pipelined in (True, False):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input([6])
+        chosen = keras.ops.argmax(layers.Dense(5, activity_regularizer="l2")(inputs), axis=-1)
+        model = keras.Model(inputs, layers.Dense(2)(layers.Embedding(5, 3)(chosen)))
+        run = PipelinedModel(model, 2, 3, schedule=schedule, cuts=cuts) if pipelined else model
+        run.compile("sgd", "mse")
+        losses.append([float(run.train_on_batch(X, Y)) for _ in range(3)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
 def test_layers_that_are_made_later_begin_as_without_a_pipeline() -> None:
     kernels = []
     for wrap in (lambda model: model, lambda model: PipelinedModel(model, 2)):

@@ -136,6 +136,15 @@ def test_what_compares_examples_needs_one_micro_batch(function: Any, kind: Any) 
         assert np.isfinite(trained_with(kind(function), num_micro_batches=1))
 
 
+def test_what_compares_examples_is_found_after_a_mini_batch_of_one() -> None:
+    x = keras.Input([6])
+    y = keras.layers.Dense(3)(MIXES["mean"](keras.layers.Dense(8)(x)))
+    model = PipelinedModel(keras.Model(x, y), 2, 3)
+    model.predict_on_batch(X[:1])
+    with pytest.raises(errors.LayerError, match="compares the examples"):
+        model.predict_on_batch(X)
+
+
 @pytest.mark.parametrize("kind", [lambda f: f, keras.layers.Lambda, Applies])
 def test_what_compares_features_is_no_matter(kind: Any) -> None:
     assert np.isfinite(trained_with(kind(lambda x: keras.ops.cumsum(x, axis=1))))

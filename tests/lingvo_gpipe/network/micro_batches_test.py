@@ -91,6 +91,11 @@ def test_batch_size_is_read_from_tensors_and_specs() -> None:
             "what all examples share",
         ),
         (
+            {"x": [tf.TensorSpec([]), tf.TensorSpec([])]},
+            "field 'x' is a list of numbers, which are read as one tensor each. Give an array of "
+            "them",
+        ),
+        (
             {"x": tf.TensorSpec(None), "y": tf.TensorSpec([])},
             "field 'x' has shape <unknown>, without a known size in its batch dimension 0. "
             "Give every mini-batch a known size, as by batch(n, drop_remainder=True), and repeat "

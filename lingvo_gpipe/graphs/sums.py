@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from lingvo_gpipe import nests
+
 # Two operations instead of one for each term, where copying the terms costs nothing.
 _MANY = 5
 _SMALL = 4096
@@ -19,7 +21,7 @@ def in_order(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     three or more floats may add up to other bits where timing differs. In a graph that TensorFlow
     optimises, it may make that of this sum again; outer functions are not optimised.
     """
-    if len(tensors) > 2 and not tensors[0].dtype.is_floating:
+    if len(tensors) > 2 and not nests.is_differentiable(tensors[0].dtype):
         return tf.add_n(tensors)
     elements = tensors[0].shape.num_elements()
     if len(tensors) >= _MANY and elements is not None and elements <= _SMALL:

@@ -193,7 +193,7 @@ class _Examples(Batches):
     def __iter__(self) -> Iterator[Batch]:
         """Begin to read."""
         unreadable = self._source.unreadable(self._split)
-        dataset, done = self.dataset, 0
+        dataset, done = self._dataset(0) if unreadable else self.dataset, 0
         while True:
             passed_over = set(unreadable)
             if self._seed is None and passed_over:
@@ -243,6 +243,14 @@ class InMemory(Indexed):
                     f"{list(array.shape)}, expected {spec.dtype.name} [{expected}]. Correct "
                     "arrays(), or example_spec()"
                 )
+            if spec.dtype.is_integer and array.size:
+                for value in (array.min(), array.max()):
+                    if not spec.dtype.min <= value <= spec.dtype.max:
+                        raise errors.InputError(
+                            f"{type(self).__name__}: field {name!r} of split {split!r} has the "
+                            f"value {value}, which {spec.dtype.name} cannot hold. Correct "
+                            "arrays(), or example_spec()"
+                        )
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{name} {length}" for name, length in lengths.items())

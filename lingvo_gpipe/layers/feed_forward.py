@@ -13,6 +13,9 @@ from lingvo_gpipe.layers.dense import Dense, Dropout
 from lingvo_gpipe.layers.normalization import LayerNorm
 from lingvo_gpipe.nests import Nest, SpecNest
 
+# Activations of all hidden units together; a slice has only its own.
+_OVER_UNITS = ("softmax", "log_softmax", "sparsemax")
+
 
 class FeedForwardSlice(composite.Composite):
     """x: [..., D] floating → [..., D] in the compute dtype: some hidden units of a larger part.
@@ -149,6 +152,11 @@ class BlockParams(slices.SlicedParams, composite.Composite.Params):
         part = self.copy().set(tie=tie)
         body = self.branch("feed_forward")
         children = composite.named(body.get("layers"))
+        if cast(Dense.Params, children[0]).activation in _OVER_UNITS:
+            raise errors.LayerError(
+                f"{base.describe(self)}: its activation is one of all hidden units together. "
+                "Leave out slices"
+            )
         bias = f"feed_forward/{children[-1].name}/bias"
         parts = []
         fields = slices.fields_of_slices(part, layers, (normed,), total, (total,))

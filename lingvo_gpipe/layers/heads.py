@@ -300,6 +300,11 @@ def flat_labels(labels: tuple[tf.Tensor, ...], dtype: tf.DType) -> tuple[tf.Tens
     label = checks.as_ids(tf.reshape(labels[0], (-1,)))
     weights = tf.ones_like(label, dtype)
     if len(labels) == 2:
+        if not labels[1].shape.is_compatible_with(labels[0].shape):
+            raise errors.LayerError(
+                f"label weights of shape {labels[1].shape}, expected {labels[0].shape}, one for "
+                "each label. Reshape them"
+            )
         weights = tf.reshape(tf.cast(labels[1], dtype), (-1,))
     # A label of weight 0 may hold anything, the id of padding as well.
     return tf.where(weights == 0, tf.zeros_like(label), label), weights

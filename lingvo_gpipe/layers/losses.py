@@ -62,6 +62,12 @@ class MeanSquaredError(heads.Head):
         del theta
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.variable)
+        for other, expected in zip(others, (x.shape, x.shape[:1]), strict=False):
+            if not other.shape.is_compatible_with(expected):  # unlike in the first mini-batch
+                raise errors.LayerError(
+                    f"{base.describe(self.params)}: target or weights of shape {other.shape}, "
+                    f"expected {expected} for x of shape {x.shape}. Reshape one of them"
+                )
         if others:
             error = tf.square(x - tf.cast(others[0], x.dtype))
             per_example = _per_example(error)

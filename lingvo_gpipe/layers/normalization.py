@@ -131,7 +131,7 @@ def _normalised(
         inverse = tf.math.rsqrt(variance + epsilon)
 
         def gradient(dy: tf.Tensor, *_: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            count = tf.cast(tf.size(x) // x.shape[-1], x.dtype)
+            count = tf.cast(tf.size(x, tf.int64) // x.shape[-1], x.dtype)
             shift = _reduced(tf.reduce_mean, dy)
             slope = _reduced(tf.reduce_mean, dy * centred)
             dx = (dy - shift - centred * (tf.square(inverse) * slope)) * (inverse * gamma)

@@ -221,7 +221,7 @@ class SoftmaxSlice(Layer):
         if p.top_k:
             missing = max(0, p.top_k - p.rows)
             best = tf.math.top_k(fixed, min(p.top_k, p.rows)).values
-            sums["top"] = tf.pad(best, [[0, 0], [0, missing]], constant_values=-math.inf)
+            sums["top"] = tf.pad(best, [[0, 0], [0, missing]], constant_values=best.dtype.min)
         return sums
 
 

@@ -80,7 +80,7 @@ class FieldRange:
         if self.values.ignored is not None:
             inside |= numbers == self.values.ignored
         if weights is not None:
-            inside |= tf.broadcast_to(tf.equal(fields[weights], 0), tf.shape(values))
+            inside |= tf.broadcast_to(~tf.cast(fields[weights], tf.bool), tf.shape(values))
         return inside
 
 

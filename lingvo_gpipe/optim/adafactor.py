@@ -92,10 +92,10 @@ class Adafactor(Rule):
                 "column": averaged("column", tf.reduce_mean(square, row)),
             }
             rows = tf.expand_dims(new["row"], column)
-            rows /= tf.reduce_mean(rows, row, keepdims=True)
+            mean = tf.reduce_mean(rows, row, keepdims=True)
             columns = tf.expand_dims(new["column"], row)
-            # Two factors one after the other, since the product of two small numbers would be 0.
-            change = gradient * tf.math.rsqrt(rows) * tf.math.rsqrt(columns)
+            # One factor after the other, since products and quotients of small numbers would be 0.
+            change = gradient * tf.math.rsqrt(rows) * tf.sqrt(mean) * tf.math.rsqrt(columns)
         if params.clip_threshold is not None:
             size = tf.sqrt(tf.reduce_mean(tf.square(change)))
             change /= tf.maximum(size / params.clip_threshold, 1.0)

@@ -150,6 +150,11 @@ def choose(finite: tf.Tensor | None, new: tf.Tensor, old: tf.Tensor) -> tf.Tenso
     return tf.raw_ops.Select(condition=finite, x=new, y=old)
 
 
+def _real(value: tf.Tensor) -> tf.Tensor:
+    """Return real numbers of the same absolute values."""
+    return tf.abs(value) if value.dtype.is_complex else value
+
+
 def _norm_function(
     configs: tuple[WeightConfig, ...], dtype: tf.DType
 ) -> Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor | None], Norms]:
@@ -161,9 +166,9 @@ def _norm_function(
         square = loss = tf.zeros([], dtype)
         for config, value, gradient in zip(configs, weights, gradients, strict=True):
             whole = _whole_gradient(config, value, gradient, inverse)
-            square += tf.cast(tf.reduce_sum(tf.square(whole)), dtype)
+            square += tf.cast(tf.reduce_sum(tf.square(_real(whole))), dtype)
             if config.decay:
-                half = tf.cast(tf.nn.l2_loss(value), dtype)
+                half = tf.cast(tf.nn.l2_loss(_real(value)), dtype)
                 loss += tf.constant(config.decay, dtype) * half
         return square, loss
 

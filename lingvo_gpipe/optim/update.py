@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gpipe import errors, hyperparams, packing
+from lingvo_gpipe import errors, hyperparams, nests, packing
 from lingvo_gpipe.graphs.sums import in_order
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.optim import update_options
@@ -264,12 +264,12 @@ class Updater(hyperparams.Configurable):
         """
         by_device: dict[str, list[tf.Tensor]] = {}
         for path, value in state.items():
-            if value.dtype.is_floating:
+            if nests.is_differentiable(value.dtype):
                 by_device.setdefault(self._device_of(path), []).append(value)
         flags = [finite]
         for device, values in by_device.items():
             with tf.device(device):
-                of_values = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+                of_values = [tf.reduce_all(tf.math.is_finite(tf.abs(v))) for v in values]
                 flags.append(tf.reduce_all(tf.stack(of_values)))
         return tf.reduce_all(tf.stack(flags)) if len(flags) > 1 else finite
 

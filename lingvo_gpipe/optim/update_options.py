@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gpipe import hyperparams
+from lingvo_gpipe import hyperparams, nests
 from lingvo_gpipe.optim import checks
 
 # A scale beyond this has no use, and doubling it without end would overflow.
@@ -110,6 +110,6 @@ class Average(hyperparams.Configurable):
 
 def averaged(old: tf.Tensor, new: tf.Tensor, decay: tf.Tensor | None) -> tf.Tensor:
     """Return the average after `new` was added to it; of integers, which have none, `new`."""
-    if decay is None or not old.dtype.is_floating:
+    if decay is None or not nests.is_differentiable(old.dtype):
         return new
     return old + (1.0 - tf.cast(decay, old.dtype)) * (new - old)

@@ -181,6 +181,9 @@ def test_examples_that_cannot_be_read_are_replaced_or_left_out_and_counted() -> 
     for held_out in zip(*two_readers, strict=True):
         assert held_out[0]["id"].numpy().tolist() == held_out[1]["id"].numpy().tolist()
     assert [reader.counts for reader in two_readers] == [{"left_out": 2}] * 2
+    again = PassingOver.Params(batch_size=4, shuffle=False).instantiate().evaluation("test", 2)
+    first, second = ([batch["id"].numpy().tolist() for batch in again] for _ in range(2))
+    assert first == second
     assert make().evaluation("test").counts == {}
 
 
@@ -206,6 +209,12 @@ def test_an_input_knows_no_classes_pictures_or_serving_unless_it_says_so() -> No
         ("pair", [[1, 2]] * 10, None),
         ("id", np.arange(10, dtype=np.uint64), None),
         ("id", np.full([10], True), None),
+        (
+            "id",
+            np.array([3] * 9 + [2**31]),
+            "has the value 2147483648, which int32 cannot hold",
+        ),
+        ("id", np.array([-(2**31)] * 10), None),
     ],
 )
 def test_arrays_that_contradict_their_spec_are_named(

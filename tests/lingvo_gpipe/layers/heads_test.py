@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import layers, pipelining
+from lingvo_gpipe import errors, layers, pipelining
 from lingvo_gpipe.layers import heads
 from tests.cases import layer_cases
 
@@ -200,3 +200,39 @@ def test_labels_of_any_integers_are_as_good_as_int32(head: Any, dtype: tf.DType)
     ]
     one, other = (tf.nest.flatten((each.losses, each.sums)) for each in results)
     tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize(
+    ("head", "first", "later"),
+    [
+        (
+            layers.MeanSquaredError.Params(reads=("x", "target", "weights")),
+            {"x": (8, 4), "target": (8, 4), "weights": (8,)},
+            [{"target": (8, 1)}, {"weights": (8, 1)}],
+        ),
+        (
+            layers.SequenceSoftmax.Params(vocabulary=7, reads=("x", "label", "weights")),
+            {"x": (4, 5, 3), "label": (4, 5), "weights": (4, 5)},
+            [{"weights": (4, 1)}],
+        ),
+    ],
+    ids=["regression", "sequences"],
+)
+def test_shapes_of_later_mini_batches_are_compared_too(
+    head: Any, first: dict[str, Any], later: list[dict[str, Any]]
+) -> None:
+    def batch(shapes: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return {
+            name: tf.ones(shape, tf.int32 if name == "label" else tf.float32)
+            for name, shape in shapes.items()
+        }
+
+    units = first["x"][-1]
+    pipe = pipelining.PipeliningLayer.Params(
+        layers=[layers.Dense.Params(units=units), head], num_micro_batches=2
+    ).instantiate()
+    pipe.build(batch(first))
+    for change in later:
+        for run in (pipe.evaluate, pipe.value_and_gradients):
+            with pytest.raises(errors.UserError, match="of shape"):
+                run(batch(first | change))

@@ -492,6 +492,14 @@ def test_a_feed_forward_part_may_be_tied_as_a_whole(slices: Any) -> None:
     assert sums["u"] == sums["t"] == 2 * 4 * 3 + 3 + 4
 
 
+def test_an_activation_over_all_hidden_units_has_no_slices() -> None:
+    params = layers.TransformerLayer.Params(
+        name="t", units=4, heads=2, hidden=6, activation="softmax", slices=2
+    )
+    with pytest.raises(errors.LayerError, match="one of all hidden units together"):
+        params.consecutive()
+
+
 def test_slices_inside_another_layer_are_refused() -> None:
     inner = layers.TransformerLayer.Params(units=8, heads=2, hidden=7, slices=2)
     around = layers.Sequential.Params(name="s", layers=[inner])

@@ -52,6 +52,8 @@ def test_a_value_of_weight_zero_may_be_anything() -> None:
     assert "row 1, position [1]: 8," in str(WEIGHTED.first_outside(fields))
     fields["weight"][1, 1] = 0.0
     assert WEIGHTED.first_outside(fields) is None
+    fields["weight"] = fields["weight"].astype(bool)  # as a mask
+    assert WEIGHTED.first_outside(fields) is None
 
 
 def refusal(field_range: FieldRange, *parts: dict[str, Any]) -> str | None:

@@ -115,6 +115,21 @@ def test_a_gradient_of_zero_moves_nothing() -> None:
         assert all(np.isfinite(value).all() for value in slots.values())
 
 
+def test_a_row_without_a_gradient_stays_however_large_the_others_are() -> None:
+    rule = optim.Adafactor.Params(min_factored=2).instantiate()
+    gradient = np.random.RandomState(0).normal(0.0, 1e6, (8, 4)).astype(np.float32)
+    gradient[3] = 0.0
+    slots = begin(rule, (8, 4), tf.float32)
+    step = tf.constant(0, tf.int64)
+    inputs = optim.RuleInputs(
+        "w", tf.ones([8, 4]), tf.constant(gradient), slots, tf.constant(1.0), step
+    )
+    weight, _ = rule.update(inputs)
+    np.testing.assert_array_equal(weight[3], np.ones(4))
+    assert np.isfinite(weight).all()
+    assert np.all(weight[:3] != 1.0)
+
+
 def test_the_two_largest_dimensions_of_128_and_more_are_factored() -> None:
     rule = optim.Adafactor.Params().instantiate()
     for shape, expected in (

@@ -232,6 +232,23 @@ def test_weight_decay_is_added_by_group_before_clipping() -> None:
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_complex_weights_have_norms_decay_and_averages() -> None:
+    start = np.array([1 + 1j, 2.0], np.complex64)
+    with tf.device("CPU:0"):
+        weights = {"one/kernel": tf.Variable(start)}
+    decay = optim.WeightDecay.Params(kernel=0.3, bias=0.0)
+    average = optim.Average.Params(decay=0.5, warmup=False)
+    own = make(weights, name="SGD", clip_norm=1.0, weight_decay=decay, average=average)
+    told = run(own, {"one/kernel": tf.constant([3 - 4j, 4 + 3j], tf.complex64)}, step=0)
+    whole = np.array([3 - 4j, 4 + 3j]) + 0.3 * start
+    norm = np.linalg.norm(whole)
+    assert told["gradient_norm"] == pytest.approx(norm, rel=1e-6)
+    assert told["weight_decay_loss"] == pytest.approx(0.3 * 6.0 / 2, rel=1e-6)
+    expected = start - 0.1 * whole / norm
+    np.testing.assert_allclose(weights["one/kernel"], expected, rtol=1e-5)
+    np.testing.assert_allclose(own.averages["one/kernel"], (start + expected) / 2, rtol=1e-5)
+
+
 def test_a_small_gradient_is_not_clipped_at_all() -> None:
     clipped, plain = variables(), variables()
     run(make(clipped, clip_norm=1e3), gradients(1), step=0)

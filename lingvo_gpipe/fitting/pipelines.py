@@ -90,6 +90,7 @@ class Pipelines:
         self._network: keras_layers.Network | None = None
         self._with_losses: dict[str, LossPipeline] = {}  # by the kind of mini-batch
         self._frozen: tuple[bool, ...] = ()  # what was, in those
+        self._objects: list[int] = []  # the variables of the model, in all pipelines
         self._predicting: PipeliningLayer | None = None
 
     @property
@@ -123,13 +124,21 @@ class Pipelines:
     def _follow_variables(self) -> None:
         """Make all pipelines again if another one, of a model with some of the layers, moved them.
 
-        Both then have the same variables, on the devices of the other one.
+        Both then have the same variables, on the devices of the other one. Or the model has others
+        now: it was quantized.
         """
         runs = self._with_losses.values()
         pipe = next((run.pipe for run in runs), self._predicting)  # all have the same
-        if pipe is not None and not variables.are_shared(self.variables, pipe.by_path):
+        if pipe is None:
+            return
+        is_same = self._objects == self._objects_now()
+        if not (is_same and variables.are_shared(self.variables, pipe.by_path)):
             self._with_losses.clear()
             self._predicting = None
+
+    def _objects_now(self) -> list[int]:
+        """Return which objects the variables of the model are."""
+        return list(map(id, self._model.variables))
 
     def inputs(self, x: Any) -> dict[str, tf.Tensor]:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
@@ -222,6 +231,10 @@ class Pipelines:
         optimizer: keras.optimizers.Optimizer | None,
     ) -> PipeliningLayer:
         network, settings = self.network, self.settings
+        found = variables.by_path(network.calls)
+        # `quantize` puts others in their place.
+        self.variables = {p: v for p, v in self.variables.items() if found.get(p) is v}
+        self._objects = self._objects_now()
         if settings["devices"] is None:
             settings["devices"] = self._cpus()
         if optimizer is not None and not self._is_settled:

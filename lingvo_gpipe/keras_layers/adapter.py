@@ -319,7 +319,7 @@ def _loss_spec(params: KerasLayer.Params, kind: str, *, is_sum: bool) -> LossSpe
     if is_sum:
         return LossSpec(name, 1.0, lambda _: tf.ones([], dtype), of_batch=True)
     weight = heads.weight_by(params.examples, dtype, examples=True)
-    return LossSpec(name, 1.0, weight)
+    return LossSpec(name, 1.0, weight, by_rows=True)
 
 
 def _check_squeeze(params: KerasLayer.Params, inputs: Sequence[Nest]) -> None:

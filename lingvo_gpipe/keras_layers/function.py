@@ -175,7 +175,7 @@ class KerasFunction:
         masks = [getattr(t, "_keras_mask", None) for t in tf.nest.flatten(outputs)]
         # Masks are removed from the outputs: an attached mask would be lost at a cut.
         outputs = (
-            tf.nest.map_structure(tf.identity, outputs)
+            tf.nest.map_structure(copied, outputs)
             if any(mask is not None for mask in masks)
             else outputs
         )
@@ -322,6 +322,15 @@ class KerasFunction:
                 f"its call writes its variable {names.get(key, variable.path)!r}. Only moving "
                 "statistics of batch norms are merged over micro-batches"
             )
+
+
+def copied(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a copy without a mask, with the logits by which Keras' losses compute."""
+    copy = tf.identity(tensor)
+    logits = getattr(tensor, "_keras_logits", None)
+    if logits is not None:
+        copy._keras_logits = logits
+    return copy
 
 
 _Seen: TypeAlias = "dict[str, list[tuple[Any, Any]]]"

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
+from lingvo_gpipe.keras_layers import function
 from lingvo_gpipe.keras_layers.model import (
     first_argument,
     graph_of,
@@ -48,7 +49,7 @@ def with_masks(model: Functional, inputs: Sequence[tf.Tensor], outputs: Any) -> 
     """
     if not has_output_masks(model):
         return outputs
-    flat = [tf.identity(tensor) for tensor in keras.tree.flatten(outputs)]
+    flat = list(map(function.copied, keras.tree.flatten(outputs)))
     for tensor, mask in zip(flat, output_masks(model, inputs), strict=True):
         if mask is not None:
             tensor._keras_mask = mask

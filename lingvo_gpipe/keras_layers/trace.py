@@ -131,7 +131,7 @@ def _as_input(
         )
     wanted = tf.as_dtype(dtype)
     is_live = isinstance(params.config, Live) and params.config.policy == params.policy.name
-    if wanted.is_floating and not (is_live and wanted.size < value.dtype.size):
+    if wanted.is_floating and not is_live:
         wanted = value.dtype if value.dtype.is_floating else params.policy.compute
     if isinstance(value, tf.TensorSpec):
         return tf.TensorSpec(found, wanted)
@@ -251,15 +251,20 @@ def _adds(
     Warns if examples together add another loss than apart, such as a router that balances its load.
     """
     with tf.init_scope():
-        for is_positive in (False, True):  # the logarithm of a layer may need positive numbers
+        found = []
+        # The logarithm of a layer may need positive numbers, and small ones may add nothing.
+        for is_positive, scale in ((False, 1.0), (True, 1.0), (False, 100.0)):
             try:
-                one, two, other, together = _added(params, function, inputs, is_positive)
+                tried = _added(params, function, inputs, is_positive, scale)
             except errors.LayerError:  # it takes none of these
                 continue
-            if np.isfinite([one, two, other, together]).all():
-                break
-        else:
+            if np.isfinite(tried).all():
+                found = tried
+                if any(found):
+                    break
+        if not found:
             return True, "adds a loss that cannot be tried on drawn examples"
+        one, two, other, together = found
     is_mean, is_sum = (np.isclose(two, n * one, rtol=1e-3) for n in (1, 2))
     if not (is_mean or is_sum):
         return True, "adds a loss that is neither a mean nor a sum over examples"
@@ -278,6 +283,7 @@ def _added(
     function: KerasFunction,
     inputs: Sequence[SpecNest],
     is_positive: bool,
+    scale: float,
 ) -> list[float]:
     """Return the losses of activity of two examples, these twice, two others, and all four.
 
@@ -292,7 +298,7 @@ def _added(
         if not spec.dtype.is_floating:
             return tf.cast(random.integers(lowest, lowest + 2, shape), spec.dtype)
         drawn = random.uniform(0.05, 0.95, shape) if is_positive else random.normal(size=shape)
-        return tf.cast(drawn, spec.dtype)
+        return tf.cast(scale * drawn, spec.dtype)
 
     once, others = (tf.nest.map_structure(example, tuple(inputs)) for _ in range(2))
     twice, all_of_them = (

@@ -41,6 +41,8 @@ class Variables:
         statistics: paths of moving means and variances that updates change: of batch norms that
             are not frozen.
         seeds: states of its seed generators.
+        settings: what a user may change of a built layer: whether sublayers are trained, and their
+            regularizers.
     """
 
     weights: dict[str, keras.Variable]
@@ -49,12 +51,15 @@ class Variables:
     of_norms: frozenset[str]
     statistics: frozenset[str]
     seeds: tuple[keras.Variable, ...]
+    settings: tuple[Hashable, ...] = ()
 
     def described(self) -> tuple[tuple[Hashable, ...], ...]:
-        """Return path, shape, dtype and trainability of each weight; a user may change them."""
-        return tuple(
-            (path, tuple(v.shape), v.dtype, bool(v.trainable)) for path, v in self.weights.items()
+        """Return path, shape, dtype and settings of each weight; a user may change them."""
+        weights = (
+            (path, tuple(v.shape), v.dtype, bool(v.trainable), _described(v.regularizer))
+            for path, v in self.weights.items()
         )
+        return (*weights, self.settings)
 
 
 @contextlib.contextmanager
@@ -104,6 +109,16 @@ def sublayers(layer: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     return by_path
 
 
+def _described(regularizer: Any) -> Hashable:
+    """Return what is equal for regularizers that compute the same."""
+    if not isinstance(regularizer, keras.regularizers.Regularizer):
+        return None if regularizer is None else id(regularizer)
+    try:
+        return type(regularizer), repr(regularizer.get_config())
+    except NotImplementedError:  # of a user's class
+        return id(regularizer)
+
+
 def find(made: keras.Operation) -> Variables:
     """Return the variables of a built Keras layer; an operation has none."""
     if not isinstance(made, keras.layers.Layer):
@@ -112,7 +127,9 @@ def find(made: keras.Operation) -> Variables:
     computes: dict[str, str] = {}
     norms: dict[str, keras.layers.BatchNormalization] = {}
     of_norms: set[str] = set()
+    settings: list[Hashable] = []
     for path, layer in sublayers(made).items():
+        settings.append((path, bool(layer.trainable), _described(layer.activity_regularizer)))
         taken: set[str] = set()
         attributes = _attributes(layer)
         for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
@@ -144,6 +161,7 @@ def find(made: keras.Operation) -> Variables:
         frozenset(of_norms),
         frozenset(path for path, v in weights.items() if id(v) in updated),
         tuple(v for v in made.variables if id(v) not in counted),
+        tuple(settings),
     )
 
 
@@ -210,6 +228,8 @@ def spec(
     is_norm = statistic or path in variables.of_norms
     dtype = tf.as_dtype(variable.dtype)
     is_usual = tf.as_dtype(variables.computes[path]) == policy.compute
+    if variable.regularizer is not None:  # whose gradient half precision would round away
+        is_usual = False
     return base.VariableSpec(
         path=path,
         shape=tuple(variable.shape),

@@ -102,6 +102,8 @@ class LossSpec:
             the first slot, over the whole update.
         training_only: added only where `ctx.training` (an auxiliary head's loss).
         of_batch: whether the weight is that of a mini-batch, however it is read or run in parts.
+        by_rows: its sums count the rows of the first tensor that the layer reads, of which an
+            example may have several; the network multiplies the weight by as many.
     """
 
     name: str
@@ -109,6 +111,13 @@ class LossSpec:
     weight: Callable[[dict[str, Nest]], tf.Tensor]
     training_only: bool = False
     of_batch: bool = False
+    by_rows: bool = False
+
+    def for_rows(self, share: float) -> LossSpec:
+        """Return it with a weight for `share` rows of each example."""
+        if not self.by_rows or share == 1.0:
+            return self
+        return dataclasses.replace(self, weight=lambda fields: self.weight(fields) * share)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

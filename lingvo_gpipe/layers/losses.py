@@ -207,9 +207,17 @@ def find_divisor(
     for divisor in divisors:
         by_divisor = functools.partial(total, divisor=divisor)
         if adds_up(by_divisor, values):
-            if not _is_of_keras(compared.loss):
-                marked = trials.marked(values, labels)
-                _check_marked(functools.partial(adds_up, by_divisor), by_divisor, marked, name)
+            also_marked = functools.partial(_add_up, functools.partial(adds_up, by_divisor))
+            if _is_of_keras(compared.loss):
+                # Of labels that are all 0, a ratio such as Dice is 1 for all examples.
+                if not also_marked(by_divisor, trials.marked(values, labels, (1.0,))):
+                    continue
+            elif not also_marked(by_divisor, trials.marked(values, labels)):
+                raise errors.LayerError(
+                    f"the loss {name!r} leaves some labels out and divides by the number of the "
+                    "others, which a micro-batch does not know. Give sample weights of 0 and 1 in "
+                    "their place, with a loss whose reduction is mean_with_sample_weight"
+                )
             return divisor
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
@@ -218,27 +226,19 @@ def find_divisor(
     )
 
 
-def _check_marked(
+def _add_up(
     adds_up: Callable[[trials.Values], bool],
     total: Callable[[trials.Values], list[tf.Tensor]],
     marked: Iterable[trials.Values],
-    name: str,
-) -> None:
-    """Refuse a loss that divides by the number of those labels that it does not leave out.
-
-    Raises:
-        LayerError: it does.
-    """
+) -> bool:
+    """Return whether a loss is a sum for these examples, too, if it takes them."""
     for examples in marked:
         is_sum = True
         with contextlib.suppress(Exception):  # it has no such labels
             is_sum = not np.isfinite(total(examples)) or adds_up(examples)
         if not is_sum:
-            raise errors.LayerError(
-                f"the loss {name!r} leaves some labels out and divides by the number of the "
-                "others, which a micro-batch does not know. Give sample weights of 0 and 1 in "
-                "their place, with a loss whose reduction is mean_with_sample_weight"
-            )
+            return False
+    return True
 
 
 def _is_of_keras(loss: Callable[..., Any]) -> bool:

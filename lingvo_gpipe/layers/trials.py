@@ -20,7 +20,7 @@ T = TypeVar("T")
 _EXAMPLES = 7
 _PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
 _MARKED = (1, 3, 4)  # some examples: none of the first part, some of the others
-_MARKS = (0.0, -1.0, -100.0, 255.0, math.nan)  # labels that people's losses leave out
+MARKS = (0.0, -1.0, -100.0, 255.0, math.nan)  # labels that people's losses leave out
 _LARGE = 2**20  # elements of an example, of which then a few positions are tried
 _POSITIONS = 32
 
@@ -93,15 +93,18 @@ def _few(
     return few
 
 
-def marked(values: Values, names: Sequence[str]) -> Iterator[Values]:
-    """Yield the examples with other labels in some rows: those that losses often leave out.
+def marked(
+    values: Values, names: Sequence[str], marks: Sequence[float] = MARKS
+) -> Iterator[Values]:
+    """Yield the examples with other labels in some rows.
 
     Args:
         values: the examples.
         names: of the labels.
+        marks: the labels; those that losses often leave out if not given.
     """
     is_marked = np.isin(np.arange(_EXAMPLES), _MARKED)
-    for mark in _MARKS:
+    for mark in marks:
         changed = {
             name: tf.where(
                 is_marked.reshape([-1] + [1] * (values[name].shape.rank - 1)),

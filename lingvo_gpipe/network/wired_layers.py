@@ -138,7 +138,7 @@ def wire(params: PipelineParams, fields: Mapping[str, SpecNest]) -> WiredLayers:
     wired = wiring.wire(nodes, list(fields), wiring.names(params.outputs))
     _check_compared(wired, layers, fields)
     specs = _field_specs(params, fields, max(sizes), _compared(wired, layers))
-    metas = _metas(layers, wired, specs)
+    metas = _metas(layers, wired, specs, max(sizes))
     resolved = variables.resolve(layers, metas, params.frozen)
     trained = [
         any(resolved.specs[path].is_trained for path in paths.values()) for paths in resolved.paths
@@ -223,13 +223,28 @@ def _compared(wired: wiring.Wiring, layers: Sequence[base.Layer.Params]) -> froz
 
 
 def _metas(
-    layers: Sequence[base.Layer.Params], wired: wiring.Wiring, specs: list[SpecNest]
+    layers: Sequence[base.Layer.Params],
+    wired: wiring.Wiring,
+    specs: list[SpecNest],
+    num_examples: int,
 ) -> list[base.Meta]:
-    """Return the Meta of each layer, and append the specs of the layers' outputs to `specs`."""
+    """Return the Meta of each layer, and append the specs of the layers' outputs to `specs`.
+
+    Args:
+        layers: params of the layers.
+        wired: what they read and write.
+        specs: of the fields of a micro-batch.
+        num_examples: of that micro-batch.
+    """
     metas: list[base.Meta] = []
     alike: dict[type[base.Layer.Params], _KnownMeta] = {}
     for number, layer in enumerate(layers):
-        meta = _known_meta(alike, layer, [specs[v] for v in wired.reads[number]])
+        reads = [specs[v] for v in wired.reads[number]]
+        meta = _known_meta(alike, layer, reads)
+        if any(loss.by_rows for loss in meta.losses):
+            rows = nests.tensor_specs(reads)[0].shape[:1].num_elements() or num_examples
+            losses = tuple(loss.for_rows(rows / num_examples) for loss in meta.losses)
+            meta = dataclasses.replace(meta, losses=losses)
         specs.extend(meta.outputs if len(layer.writes) > 1 else (meta.outputs,))
         metas.append(meta)
     for kind, names in (

@@ -99,6 +99,55 @@ def spectral() -> keras.Model:
     return keras.Model(x, layers.Dense(2)(part(lambda v: tf.math.real(tf.signal.ifft(v)))(hidden)))
 
 
+def folded() -> keras.Model:
+    """Return a model with penalties on a layer that reads three rows of each example."""
+    x = keras.Input([6])
+    rows = layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l1")(
+        keras.ops.reshape(x, (-1, 2))
+    )
+    return keras.Model(x, layers.Dense(2)(keras.ops.reshape(rows, (-1, 12))))
+
+
+def pairwise() -> keras.Model:
+    """Return a model that adds each number of an example to each other one."""
+    x = keras.Input([6])
+    hidden = layers.Dense(4)(x)
+    sums = keras.ops.expand_dims(hidden, 2) + keras.ops.expand_dims(hidden, 1)
+    return keras.Model(x, layers.Dense(2)(keras.ops.sum(keras.ops.tanh(sums), axis=-1)))
+
+
+class Hinge(layers.Layer):
+    """Adds a loss of large numbers alone."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.relu(keras.ops.abs(x) - 5.0)))
+        return x
+
+
+def hinged() -> keras.Model:
+    x = keras.Input([6])
+    return keras.Model(x, layers.Dense(2)(Hinge()(layers.Rescaling(10.0)(layers.Dense(4)(x)))))
+
+
+def third_regularized() -> keras.Model:
+    """Return a model of equal layers, of which one was given a penalty later."""
+    x = keras.Input([6])
+    equal = [layers.Dense(6) for _ in range(3)]
+    hidden = x
+    for layer in equal:
+        hidden = layer(hidden)
+    equal[2].kernel.regularizer = keras.regularizers.L2(1.0)
+    return keras.Model(x, hidden)
+
+
+def certain_tags() -> keras.Model:
+    """Return a model with masked probabilities so near to 0 that only logits tell them apart."""
+    ids = keras.Input([5], dtype="int32")
+    large = keras.initializers.RandomNormal(stddev=100.0, seed=3)
+    hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(ids))
+    return keras.Model(ids, layers.Dense(3, "softmax", kernel_initializer=large)(hidden))
+
+
 class Tenth(keras.optimizers.SGD):
     """A user's own optimizer, which changes gradients where Keras hands them over."""
 
@@ -286,6 +335,11 @@ OPTIMIZERS = keras.optimizers
 # Each model, loss, optimizer and kind of data is in one case at least; the name says which. Losses
 # are with SGD: Adam and clipping hide by how much a gradient is too large.
 CASES = {
+    "penalties-on-rows": Case(folded, with_loss("mse"), lambda: arrays(TARGET)),
+    "pairwise-sums": Case(pairwise, with_loss("mse"), lambda: arrays(TARGET)),
+    "added-loss-of-large-numbers": Case(hinged, with_loss("mse"), lambda: arrays(TARGET)),
+    "penalty-on-one-of-three": Case(third_regularized, with_loss("mse"), lambda: arrays(X)),
+    "masked-probabilities": Case(certain_tags, with_loss(SPARSE), lambda: arrays(TAGS, IDS)),
     "complex-numbers": Case(spectral, with_loss("mse"), lambda: arrays(TARGET)),
     "adam-later-epochs": Case(
         classifier,

@@ -166,6 +166,54 @@ def test_dropout_draws_by_the_seed_of_keras() -> None:
     assert losses(1, iterations=2)[0] == first[2]  # as from a file
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras, in quantize
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_model_may_be_quantized_after_a_prediction(compiles: bool) -> None:
+    predictions = []
+    for pipelined in (True, False):
+        model = network()
+        run = PipelinedModel(model, 2, 3) if pipelined else model
+        before = run.predict(X, verbose=0)
+        model.quantize("int8")
+        if compiles:
+            run.compile("sgd", "mse")
+        predictions.append(run.predict(X, verbose=0) - before)
+    assert np.abs(predictions[1]).max() > 1e-3
+    np.testing.assert_allclose(predictions[0], predictions[1], atol=1e-6)
+
+
+def test_a_penalty_reaches_the_weights_of_a_layer_in_half_precision() -> None:
+    moved = []
+    for penalty in (0.0, 1e-3):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input([6])
+        regularizer = keras.regularizers.L2(penalty)
+        hidden = layers.Dense(8, dtype="mixed_bfloat16", kernel_regularizer=regularizer)(inputs)
+        model: Any = PipelinedModel(keras.Model(inputs, layers.Dense(2)(hidden)), 2, 2)
+        kernel = model.get_layer(index=1).kernel.numpy()
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        model.train_on_batch(100 * X, Y)
+        moved.append(model.get_layer(index=1).kernel.numpy())
+    # The kernel itself is large now, so the difference is rounded.
+    found, wanted = (moved[0] - moved[1]).ravel(), 2e-3 * kernel.ravel()
+    assert found @ wanted / (wanted @ wanted) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_penalty_that_is_set_later_counts() -> None:
+    losses = []
+    for pipelined in (True, False):
+        model = network()
+        run = PipelinedModel(model, 2, 3) if pipelined else model
+        run.compile("sgd", "mse")
+        run.evaluate(X, Y, verbose=0)
+        model.get_layer("first").kernel.regularizer = keras.regularizers.L2(1.0)
+        model.get_layer("last").activity_regularizer = keras.regularizers.L2(1.0)
+        run.compile("sgd", "mse")
+        losses.append(run.evaluate(X, Y, verbose=0))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_a_call_draws_what_no_update_draws() -> None:
     model = PipelinedModel(network(layers.Dropout(0.5)), 2, 1)
     model.compile(keras.optimizers.SGD(0.0), "mse")

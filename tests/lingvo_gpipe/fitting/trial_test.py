@@ -109,6 +109,16 @@ class AddsLoss(Applies):
         return x
 
 
+@pytest.mark.parametrize("loss", [keras.losses.Dice, keras.losses.Tversky])
+def test_a_ratio_is_refused_though_the_first_labels_are_all_zero(loss: Any) -> None:
+    x = keras.Input([6])
+    y = keras.layers.Dense(3, "sigmoid")(keras.layers.Dense(8)(x))
+    model = PipelinedModel(keras.Model(x, y), 2, 3)
+    model.compile("sgd", loss())
+    with pytest.raises(errors.LayerError, match="is not a sum over its examples"):
+        model.train_on_batch(X, np.zeros_like(X[:, :3]))
+
+
 def trained_with(layer: Any, num_micro_batches: int = 3) -> float:
     """Return the loss of one update with a layer, or operation, between two others."""
     x = keras.Input([6])

@@ -366,14 +366,13 @@ class Executor:
         Raises:
             InputError: a value that no layer takes, outside of a caller's function.
         """
-        if not tf.inside_function():
-            self.analysis.check_values(*parts)
-        else:
+        if tf.inside_function():
             devices = self.input_devices or ("CPU:0",) * len(parts)
             return tuple(
                 value_ranges.asserted(self.analysis.field_ranges, fields, device)
                 for fields, device in zip(parts, devices[: len(parts)], strict=True)
             )
+        self.analysis.check_values(*parts)
         return parts
 
     def device_of(self, path: str) -> str:

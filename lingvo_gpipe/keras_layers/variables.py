@@ -227,9 +227,9 @@ def spec(
     last = path.rpartition("/")[2]
     is_norm = statistic or path in variables.of_norms
     dtype = tf.as_dtype(variable.dtype)
-    is_usual = tf.as_dtype(variables.computes[path]) == policy.compute
-    if variable.regularizer is not None:  # whose gradient half precision would round away
-        is_usual = False
+    # Half precision would round the gradient of a penalty away.
+    is_usual = variable.regularizer is None
+    is_usual = is_usual and tf.as_dtype(variables.computes[path]) == policy.compute
     return base.VariableSpec(
         path=path,
         shape=tuple(variable.shape),

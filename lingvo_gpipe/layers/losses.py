@@ -38,14 +38,9 @@ class MeanSquaredError(heads.Head):
         def _meta(self, *inputs: SpecNest) -> Meta:
             checks.arity(self, inputs, ("x", "x, target", "x, target, weights"))
             shape = checks.shape(self, inputs[0], "[B, ...]", "It compares one tensor")
-            for spec, expected in zip(inputs[1:], (shape, shape[:1]), strict=False):
-                target = checks.any_shape(self, spec, "[B, ...]", "Set its field reads")
-                if target != expected:
-                    raise errors.LayerError(
-                        f"{base.describe(self)}: target or weights of shape {list(target)}, "
-                        f"expected {list(expected)} for x of shape {list(shape)}. Reshape one of "
-                        "them"
-                    )
+            for spec in inputs[1:]:
+                checks.any_shape(self, spec, "[B, ...]", "Set its field reads")
+            _check_compared(self, *(spec.shape for spec in inputs))
             dtype = self.policy.variable
             losses: tuple[LossSpec, ...] = ()
             if len(inputs) > 1:
@@ -62,12 +57,8 @@ class MeanSquaredError(heads.Head):
         del theta
         x, *others = inputs if isinstance(inputs, tuple) else (inputs,)
         x = precision.cast(x, self.policy.variable)
-        for other, expected in zip(others, (x.shape, x.shape[:1]), strict=False):
-            if not other.shape.is_compatible_with(expected):  # unlike in the first mini-batch
-                raise errors.LayerError(
-                    f"{base.describe(self.params)}: target or weights of shape {other.shape}, "
-                    f"expected {expected} for x of shape {x.shape}. Reshape one of them"
-                )
+        # A later mini-batch may have other shapes than the first.
+        _check_compared(self.params, x.shape, *(other.shape for other in others))
         if others:
             error = tf.square(x - tf.cast(others[0], x.dtype))
             per_example = _per_example(error)
@@ -75,6 +66,25 @@ class MeanSquaredError(heads.Head):
                 per_example *= tf.cast(others[1], x.dtype)
             ctx.add_loss(self.params.loss_name, tf.reduce_sum(per_example))
         return x
+
+
+def _check_compared(params: Layer.Params, shape: tf.TensorShape, *others: tf.TensorShape) -> None:
+    """Refuse a target of another shape than x, or weights that are not one for each example.
+
+    Args:
+        params: params of the layer.
+        shape: of x; sizes may be unknown.
+        *others: of the target, then of the weights.
+
+    Raises:
+        LayerError: naming the shapes.
+    """
+    for found, expected in zip(others, (shape, shape[:1]), strict=False):
+        if not found.is_compatible_with(expected):
+            raise errors.LayerError(
+                f"{base.describe(params)}: target or weights of shape {found.as_list()}, expected "
+                f"{expected.as_list()} for x of shape {shape.as_list()}. Reshape one of them"
+            )
 
 
 def _per_example(values: tf.Tensor) -> tf.Tensor:
@@ -207,18 +217,17 @@ def find_divisor(
     for divisor in divisors:
         by_divisor = functools.partial(total, divisor=divisor)
         if adds_up(by_divisor, values):
-            also_marked = functools.partial(_add_up, functools.partial(adds_up, by_divisor))
-            if _is_of_keras(compared.loss):
-                # Of labels that are all 0, a ratio such as Dice is 1 for all examples.
-                if not also_marked(by_divisor, trials.marked(values, labels, (1.0,))):
-                    continue
-            elif not also_marked(by_divisor, trials.marked(values, labels)):
+            # Of labels that are all 0, a ratio of Keras such as Dice is 1 for all examples.
+            is_of_keras = _is_of_keras(compared.loss)
+            marked = trials.marked(values, labels, (1.0,) if is_of_keras else trials.MARKS)
+            if _add_up(functools.partial(adds_up, by_divisor), by_divisor, marked):
+                return divisor
+            if not is_of_keras:
                 raise errors.LayerError(
                     f"the loss {name!r} leaves some labels out and divides by the number of the "
                     "others, which a micro-batch does not know. Give sample weights of 0 and 1 in "
                     "their place, with a loss whose reduction is mean_with_sample_weight"
                 )
-            return divisor
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
         "cannot compute it. Use a loss that compares each example with its label; for a mean over "

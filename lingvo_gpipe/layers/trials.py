@@ -93,15 +93,13 @@ def _few(
     return few
 
 
-def marked(
-    values: Values, names: Sequence[str], marks: Sequence[float] = MARKS
-) -> Iterator[Values]:
+def marked(values: Values, names: Sequence[str], marks: Sequence[float]) -> Iterator[Values]:
     """Yield the examples with other labels in some rows.
 
     Args:
         values: the examples.
         names: of the labels.
-        marks: the labels; those that losses often leave out if not given.
+        marks: these labels.
     """
     is_marked = np.isin(np.arange(_EXAMPLES), _MARKED)
     for mark in marks:

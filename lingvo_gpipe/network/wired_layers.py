@@ -103,7 +103,8 @@ class WiredLayers:
         Raises:
             LayerError: naming the layer.
         """
-        for layer in self._undivided if num_micro_batches > 1 else ():
+        if num_micro_batches > 1 and self._undivided:
+            layer = self._undivided[0]
             raise errors.LayerError(
                 f"{base.describe(layer.params)} {layer.meta.undivided}, and "
                 f"num_micro_batches={num_micro_batches} divides them. Use one micro-batch"

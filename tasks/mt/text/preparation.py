@@ -183,8 +183,9 @@ class Preparation(hyperparams.Configurable):
         training = {text: count for text, count in counts.items() if text.split == trained}
         total = sum(training.values())
         if not total:
-            first = (folder / records.FAULTS).read_text(encoding="utf-8").partition("\n")[0]
-            such = f", such as {': '.join(first.split(chr(9))[1:])}" if first else ""
+            listed = (folder / records.FAULTS).read_text(encoding="utf-8")
+            fault = listed.partition("\n")[0].partition("\t")[2].replace("\t", ": ")
+            such = f", such as {fault}" if fault else ""
             raise errors.InputError(
                 f"no training pair is left: every one is faulty or left out{such}"
             )

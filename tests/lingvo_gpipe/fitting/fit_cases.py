@@ -130,7 +130,7 @@ def hinged() -> keras.Model:
 
 
 def third_regularized() -> keras.Model:
-    """Return a model of equal layers, of which one was given a penalty later."""
+    """Return a model of three equal layers. The last one gets a penalty after it was made."""
     x = keras.Input([6])
     equal = [layers.Dense(6) for _ in range(3)]
     hidden = x
@@ -141,7 +141,7 @@ def third_regularized() -> keras.Model:
 
 
 def certain_tags() -> keras.Model:
-    """Return a model with masked probabilities so near to 0 that only logits tell them apart."""
+    """Return a model with masked probabilities of nearly 0. Its loss needs their logits."""
     ids = keras.Input([5], dtype="int32")
     large = keras.initializers.RandomNormal(stddev=100.0, seed=3)
     hidden = layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(ids))

@@ -214,6 +214,22 @@ def test_a_penalty_that_is_set_later_counts() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_batch_norm_without_weights_may_be_frozen_and_trained_again() -> None:
+    means = []
+    for pipelined in (True, False):
+        norm = layers.BatchNormalization(center=False, scale=False, momentum=0.5)
+        model = network(norm)
+        run = PipelinedModel(model, 2, 1) if pipelined else model
+        for trainable in (False, True):
+            norm.trainable = trainable
+            run.compile("sgd", "mse")
+            run.train_on_batch(X, Y)
+            means.append(norm.moving_mean.numpy())
+    assert not np.any(means[0])
+    assert np.any(means[1])
+    np.testing.assert_allclose(means[:2], means[2:], rtol=1e-5)
+
+
 def test_a_call_draws_what_no_update_draws() -> None:
     model = PipelinedModel(network(layers.Dropout(0.5)), 2, 1)
     model.compile(keras.optimizers.SGD(0.0), "mse")

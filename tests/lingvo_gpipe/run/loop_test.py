@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -309,17 +310,24 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_soon(
 ) -> None:
     begin = files.begin
     steps: list[int] = []
+    went_on = threading.Event()
+
+    def note(step: int) -> None:
+        steps.append(step)
+        if step == 400:
+            went_on.set()
 
     def full(prefix: str, text: str) -> None:
         if prefix.endswith("-400"):
+            went_on.wait(10)  # the run does not wait for it
             raise OSError(28, "No space left on device")
         begin(prefix, text)
 
     monkeypatch.setattr(files, "begin", full)
     params = one_layer_task(max_steps=10_000, save_interval_steps=200)
     with pytest.raises(errors.CheckpointError, match=r"-400: .* \(No space .* one is .*-200\."):
-        loop.run(params, tmp_path, note_step=steps.append)
-    assert 399 <= steps[-1] < 600  # 399 made step 400
+        loop.run(params, tmp_path, note_step=note)
+    assert 400 <= steps[-1] < 600
 
 
 def test_a_best_checkpoint_that_cannot_be_written_names_where_the_run_continues(

@@ -50,6 +50,10 @@ def test_evaluation_has_no_randomness_and_uses_moving_statistics() -> None:
     first = own.evaluate(pipelines.batch(), step=1, outputs=True).outputs["x"]
     other = own.evaluate(pipelines.batch(), step=2, outputs=True)
     np.testing.assert_array_equal(first, other.outputs["x"])
+    (mean,) = (v for path, v in own.by_path.items() if path.endswith("moving_mean"))
+    mean.assign(mean.read_value() + 1.0)
+    moved = own.evaluate(pipelines.batch(), step=2, outputs=True).outputs["x"]
+    assert np.abs(moved - first).max() > 0.01
     assert not other.moments
     assert not other.gradients
 

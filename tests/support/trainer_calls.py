@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lingvo_gpipe import registry, trainer
+from lingvo_gpipe import hyperparams, registry, trainer
 
 PACKAGE = "models_of_trainer_test"
+hyperparams.register_package("tests")  # of the inputs that the models read
 MODELS = """
 import keras
 import lingvo_gpipe as lg

@@ -378,7 +378,7 @@ def test_a_frozen_beginning_costs_its_forward_alone() -> None:
     assert max(seconds["B"]) < 1e-6 * min(seconds["F"])
 
 
-def test_a_field_that_all_micro_batches_share_is_sent_and_held_once() -> None:
+def test_a_field_that_all_micro_batches_share_is_sent_once() -> None:
     net = sameness_nets.NETS["skip"]
     own = net.layers()
     given = pipe(*own, num_partitions=2, cuts=(2, len(own) - 2), **net.options)
@@ -432,7 +432,7 @@ def test_a_cut_by_memory_counts_the_weights_of_the_heaviest_owner(
     params.device_memory = str(round(1.1 * needed + more * (depth > 1)))
     assert step_plan.make(params, fields, optimizer_params=ADAM).heaviest_bytes == needed
     params.device_memory = str(round(0.98 * needed))
-    with pytest.raises(errors.PartitionError):
+    with pytest.raises(errors.PartitionError, match="device_memory="):
         step_plan.make(params, fields, optimizer_params=ADAM)
 
 

@@ -126,7 +126,7 @@ def test_training_data_that_ends_costs_no_update(tmp_path: Path, fault: str, tex
         assert str(caught.value) == text
         assert saved(tmp_path / "run") == [2]
     params.input.count = 0
-    with pytest.raises(errors.InputError):
+    with pytest.raises(errors.InputError, match=text.replace("5", "0")):
         loop.run(params, tmp_path / "new")
     assert saved(tmp_path / "new") == []
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import itertools
+import types
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,14 +46,15 @@ def test_mini_batches_of_unequal_weights_are_one_of_both() -> None:
 
 
 @pytest.mark.parametrize("num_batches", [1, 3])
-def test_the_beginning_of_the_last_mini_batch_is_known(num_batches: int) -> None:
-    params = tiny_task()
+def test_the_beginning_of_the_last_mini_batch_is_known(
+    num_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = {"point": tf.zeros([8, 4]), "label": tf.zeros([8], tf.int32)}
-    learned = learner.Learner(params, fields)
-    begun_s = time.time()
+    learned = learner.Learner(tiny_task(), fields)
+    ticks = map(float, itertools.count(1))
+    monkeypatch.setattr(learner, "time", types.SimpleNamespace(time=lambda: next(ticks)))
     learned.update([fields] * num_batches)
-    assert learned.last_batch.num_batches == num_batches
-    assert begun_s <= learned.last_batch.begun_s <= time.time()
+    assert learned.last_batch == learner.LastBatch(float(num_batches), num_batches)
 
 
 class NotesSeeds(layers.Layer):

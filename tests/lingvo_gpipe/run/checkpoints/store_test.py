@@ -22,8 +22,6 @@ from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.checkpoints import files, saved
 from tests.support import disks
 
-ROOT = pathlib.Path(__file__).parents[2]
-
 
 def network(fill: float = 0.0, device: str = "CPU:0", **more: Any) -> dict[str, Any]:
     with tf.device(device):
@@ -432,7 +430,7 @@ def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
     program = [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN)]
     done = subprocess.run(
         [*program, directory, *instants],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,

@@ -67,7 +67,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     pretraining_epochs: int = 64
     images: dict[int, int] = dataclasses.field(
-        default_factory=lambda: {100: 160, 1_000: 400, 10_000: 1_248}
+        default_factory=lambda: {100: 640, 1_000: 1_200, 10_000: 1_248}
     )
     tuning_seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 

@@ -16,7 +16,6 @@ by `lingvo_gpipe.run.loop`.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
@@ -61,7 +60,7 @@ class Callback(hyperparams.Configurable, keras.callbacks.Callback):
 
 
 class CSVLogger(Callback):
-    """Writes a row per epoch by `keras.callbacks.CSVLogger`; a resumed run continues the file."""
+    """Writes a row per epoch by `keras.callbacks.CSVLogger`; a resumed run appends to the file."""
 
     class Params(Callback.Params):
         """Params of CSVLogger."""
@@ -78,33 +77,7 @@ class CSVLogger(Callback):
                 raise errors.ParamsError(
                     f"CSVLogger: file={self.file!r} is not the name of a file in the log directory"
                 )
-            return _ContinuedCSVLogger(str(logdir / self.file), append=True)
-
-
-class _ContinuedCSVLogger(keras.callbacks.CSVLogger):
-    """Keras', which in a file that goes on takes the columns of the file.
-
-    Keras takes those of the next epoch, which may have others: a value that is not there is "NA".
-    """
-
-    def on_train_begin(self, logs: object = None) -> None:
-        """See `keras.callbacks.Callback`."""
-        super().on_train_begin(logs)
-        with open(self.filename, newline="", encoding="utf-8") as file:
-            self.keys = next(csv.reader(file), [])[1:] or None
-        self._is_continued = self.keys is not None
-
-    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        """Remove the rows of a killed run that will be written again, from this epoch on."""
-        super().on_epoch_begin(epoch, logs)
-        if self._is_continued:
-            self._is_continued = False
-            with open(self.filename, newline="", encoding="utf-8") as file:
-                head, *rows = csv.reader(file)
-            kept = [row for row in rows if row and row[0].isdecimal() and int(row[0]) < epoch]
-            if len(kept) < len(rows):
-                with open(self.filename, "w", newline="", encoding="utf-8") as file:
-                    csv.writer(file).writerows([head, *kept])
+            return keras.callbacks.CSVLogger(str(logdir / self.file), append=True)
 
 
 @dataclasses.dataclass  # without slots: callbacks set attributes of their model

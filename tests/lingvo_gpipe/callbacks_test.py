@@ -209,35 +209,6 @@ def test_metrics_of_epochs_are_a_table_that_a_resumed_run_continues(tmp_path: Pa
         loop.run(params, tmp_path)
 
 
-def test_a_table_that_goes_on_keeps_its_columns(tmp_path: Path) -> None:
-    for epoch, logs in enumerate([{"loss": 1.0, "b": 2.0}, {"a": 3.0, "loss": 4.0}]):
-        logger = callbacks.CSVLogger.Params().make(tmp_path)
-        logger.on_train_begin()
-        logger.on_epoch_end(epoch, logs)
-        logger.on_train_end()
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
-    assert [(row["epoch"], row["b"], row["loss"]) for row in rows] == [
-        ("0", "2.0", "1.0"),
-        ("1", "NA", "4.0"),
-    ]
-
-
-def test_a_killed_run_leaves_no_row_that_is_written_again(tmp_path: Path) -> None:
-    def run(epochs: range) -> None:
-        logger = callbacks.CSVLogger.Params().make(tmp_path)
-        logger.on_train_begin()
-        for epoch in epochs:
-            logger.on_epoch_begin(epoch)
-            logger.on_epoch_end(epoch, {"loss": 10.0 * epochs.start + epoch})
-        logger.on_train_end()
-
-    for epochs in (range(4), range(2, 5), range(5, 6)):
-        run(epochs)
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
-    assert [int(row["epoch"]) for row in rows] == list(range(6))
-    assert [float(row["loss"]) for row in rows] == [0.0, 1.0, 22.0, 23.0, 24.0, 55.0]
-
-
 # --- callbacks of others --------------------------------------------------------------------------
 
 

@@ -274,7 +274,7 @@ class Params(Node):
         The value is a Python literal, or a name where the field's type has names (of
         registered classes and functions). A string may come without quotes if it
         is made of letters, digits and `_./:-` alone. The name of a class means its Params with
-        their defaults. Params are replaced by `None` or by others alone.
+        their defaults.
         """
         path, sign, source = (part.strip() for part in assignment.partition("="))
         if not sign:
@@ -282,17 +282,7 @@ class Params(Node):
         node, field, steps = self._place(path)
         kind = functools.reduce(kinds.element_type, steps, field.type)
         where = f"{self.class_name()}: '{path}"
-        new = _checked(lambda: kinds.parse(source, kind), where)
-        old = node._values[field.name]
-        for step in steps:
-            old = old.get(step) if isinstance(old, dict) else old[step]
-        if kinds.holds_params(old) and not (new is None or kinds.holds_params(new)):
-            inside = ", ".join(repr(f"{path}.{n}") for n in getattr(old, "_fields", ()))
-            raise ParamsError(
-                f"{where}' holds Params, which no plain value replaces; set one of their fields"
-                + (f": {inside}" if inside else "")
-            )
-        field.assign(node, new, self, path, steps)
+        field.assign(node, _checked(lambda: kinds.parse(source, kind), where), self, path, steps)
         return self
 
     def _place(self, path: str) -> tuple[Params, Field, list[Step]]:

@@ -214,7 +214,7 @@ def listed(params: Params, pattern: str) -> list[str]:
     pattern = pattern.replace("[", "[[]")
     for path, value, field in params.iter_paths():
         if fnmatch.fnmatchcase(path, pattern):
-            short = textwrap.shorten(repr(value), _WIDTH, placeholder=" …")
+            short = shown(value)
             lines.append(f"{path} = {short} ({kinds.describe(field.type)})")
             lines += textwrap.wrap(
                 field.help, _WIDTH, initial_indent="    ", subsequent_indent="    "

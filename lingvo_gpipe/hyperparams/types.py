@@ -154,16 +154,14 @@ def copied(value: Value) -> Value:
 
 
 def replace(container: Value, steps: list[Step], value: Value) -> Value:
-    """Return `container` with the element at `steps` replaced; its other elements stay the same."""
+    """Return a copy of `container` with another element at `steps`; its others are the same."""
     step, rest = steps[0], steps[1:]
     new = replace(container[step], rest, value) if rest else value
-    if isinstance(container, tuple):
-        items = list(container)
-        items[typing.cast(int, step)] = new
-        return tuple(items)
-    plain: Any = dict if isinstance(container, dict) else list
-    plain.__setitem__(container, step, new)
-    return container
+    if isinstance(container, dict):
+        return ReadOnlyDict(container | {typing.cast(str, step): new})
+    items = list(container)
+    items[typing.cast(int, step)] = new
+    return tuple(items) if isinstance(container, tuple) else ReadOnlyList(items)
 
 
 def _split(kind: Kind) -> tuple[Any, tuple[Any, ...]]:

@@ -206,6 +206,14 @@ def test_setting_an_element_keeps_its_neighbours() -> None:
     assert one.get("model.layers[2].units") == 11
 
 
+def test_what_was_read_does_not_change_later() -> None:
+    one = Everything.Params(words=["a", "b"], table={"a": [1]})
+    words, table = one.words, one.table
+    one.set({"words[0]": "c", "table.a[0]": 2})
+    assert (words, table) == (["a", "b"], {"a": [1]})
+    assert (one.words, one.table) == (["c", "b"], {"a": [2]})
+
+
 def test_a_frozen_tree_refuses_every_change() -> None:
     one = tree().freeze()
     name = here("Section")

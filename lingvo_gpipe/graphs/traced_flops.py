@@ -115,12 +115,16 @@ def body(name: str, graph: tf.Graph) -> tf.Graph:
 
 
 def iterations(op: tf.Operation) -> int:
-    """Return how often a loop runs: the length of unstacked tensors, or as its forward loop."""
-    count = 1
-    for tensor in op.inputs:
-        source = tensor.op
-        if source.type in LOOPS:
-            count = max(count, iterations(source))
-        elif source.type == "TensorListFromTensor":
-            count = max(count, int(source.inputs[0].shape[0] or 1))
-    return count
+    """Return how often a loop runs; 1 where its graph does not say.
+
+    That is its constant limit, the length of the tensors that it unstacks, or as often as the loop
+    that it is the gradient of: such a loop reads the other's number of rounds.
+    """
+    _, limit, rounds, *_ = op.inputs
+    known = tf.get_static_value(limit)
+    if known is not None and known > 0:
+        return int(known)
+    unstacked = [each.op.inputs[0] for each in op.inputs if each.op.type == "TensorListFromTensor"]
+    if unstacked:
+        return max(int(tensor.shape[0] or 1) for tensor in unstacked)
+    return iterations(rounds.op) if rounds.op.type in LOOPS else 1

@@ -39,3 +39,33 @@ def test_broadcast_axes_of_an_einsum_count_once(equation: str) -> None:
 def test_of_several_branches_the_largest_counts(branch: Callable[..., Any]) -> None:
     counted = flops(lambda x, y: branch(lambda: tf.matmul(x, y), lambda: x), (3, 4), (4, 4))
     assert counted == 2 * 3 * 4 * 4
+
+
+def test_a_loop_counts_as_often_as_it_runs() -> None:
+    def seven(x: tf.Tensor) -> tf.Tensor:
+        def once(y: tf.Tensor) -> list[tf.Tensor]:
+            return [tf.matmul(y, tf.ones([5, 5]))]
+
+        return tf.while_loop(lambda _: True, once, [x], maximum_iterations=7)[0]
+
+    def with_gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = seven(x)
+        return tape.gradient(y, x)
+
+    products = 7 * 2 * 3 * 5 * 5
+    assert flops(seven, (3, 5)) == products + 7  # which count the rounds
+    assert 3 * products < flops(with_gradient, (3, 5)) < 3.1 * products
+
+
+def test_loops_that_read_each_other_are_counted_at_once() -> None:
+    """Thirty whose number of rounds the graph does not say; each reads two results of the last."""
+
+    def chain(x: tf.Tensor) -> tf.Tensor:
+        y = x
+        for _ in range(30):
+            x, y = tf.while_loop(lambda x, _: x[0] < 9.0, lambda x, y: (x + 1.0, y + x), [x, y])
+        return x + y
+
+    assert flops(chain, (3,)) < 1000

@@ -80,11 +80,13 @@ def parse_size(text: str) -> int:
     """Return the bytes that `text` names: 8GiB, 512 MiB, 1.5GB, 4096.
 
     Raises:
-        ParamsError: it is not a size.
+        ParamsError: it is not a size, or one in bits, such as 10Gb.
 
     >>> parse_size("8GiB")
     8589934592
     """
+    if re.search("[A-Z]i?b$", text.strip()):
+        raise errors.ParamsError(f"{text[:40]!r} are bits. Write bytes, such as 1.25GB for 10Gb")
     return _parse(text, _BYTES, "a size", "unit, such as 8GiB, 512MiB or 16GB")
 
 

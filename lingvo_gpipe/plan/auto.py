@@ -95,8 +95,8 @@ class Choice:
         return [
             f"auto: {self.best.name}; devices wait {units.percent(plan.bubble_share)} of the step, "
             f"the heaviest needs {units.size(plan.heaviest_bytes)}",
-            f"{len(self.fitting)} combinations were compared, {self.num_refused} do not fit; "
-            f"{memory}",
+            f"{len(self.fitting)} combinations were compared, {self.num_refused} do not fit or "
+            f"cannot be made; {memory}",
             *([] if plan.cluster is None else [plan.links_text]),
             *filter(None, [self.note]),
         ]
@@ -335,7 +335,7 @@ def _refusal(
 ) -> errors.PartitionError:
     """Return the error of a task of which no combination fits."""
     if not too_large:
-        return errors.PartitionError(f"no schedule can be planned: {refusals[-1]}")
+        return errors.PartitionError(f"no schedule can be planned: {refusals[0]}")
     least = min(too_large, key=lambda candidate: candidate.plan.heaviest_bytes)
     return errors.PartitionError(
         f"no schedule fits {units.size(limit_bytes or 0)} on a device: {least.name} needs "

@@ -43,6 +43,10 @@ def plan(
     Raises:
         UserError: the task is not consistent, or only one of `fit` and `grow` is there.
     """
+    if fit is not None and cluster is not None:
+        raise errors.ParamsError(
+            "--fit finds what one device holds, --hosts shares devices out. Leave one out"
+        )
     if (fit is None) != (grow is None):
         missing = "--grow=FIELD" if grow is None else "--fit=8GiB"
         present = "--fit" if grow is None else "--grow"

@@ -29,6 +29,7 @@ def test_a_shape_is_read() -> None:
         ("2,betwen=1GB", "'betwen=1GB' is not one of .* nearest 'between'"),
         ("2,within=1GB,within=2GB", "once"),
         ("2,memory", "'' is not a size"),
+        ("2,between=10Gb", "'10Gb' are bits"),
         ("2,memory=0", "memory is 0"),
     ],
 )

@@ -167,7 +167,7 @@ class RunWriters:
         self._planned_bubble = planned.bubble_share
         self.train.text(step, "params", params.to_text())
         costs = [info.params.cost for info in pipe.analysis.layers]
-        unit = "FLOPs" if all(cost is None for cost in costs) else "of stated cost"
+        unit = "FLOPs" if all(cost is None for cost in costs) else " of stated cost"
         self.train.png(step, "schedule", drawing.draw(planned, unit=unit))
         self.train.text(step, "model", describe.describe_network(pipe.params, pipe.analysis.fields))
 

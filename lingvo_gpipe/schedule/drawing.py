@@ -58,7 +58,8 @@ def draw(timeline: simulate.Timeline, *, unit: str | None = None) -> bytes:
 
     Args:
         timeline: simulated or measured.
-        unit: unit of its numbers, such as "FLOPs"; None: seconds.
+        unit: unit of its numbers, before which a letter such as k stands, such as "FLOPs"; None:
+            seconds.
     """
     table = timeline.table
     height = 1.5 + 0.3 * min(table.num_devices, 40)
@@ -200,7 +201,8 @@ def _count(number: int, what: str, plural: str) -> str:
 def _scale(whole: float, unit: str | None) -> tuple[float, str]:
     """Return the size and the name of the largest unit that is not larger than the whole."""
     units = _UNITS if unit is None else [(size, prefix + unit) for size, prefix in _PREFIXES]
-    return next(((size, name) for size, name in units if whole >= size), units[-1])
+    size, name = next((known for known in units if whole >= known[0]), units[-1])
+    return size, name.strip()
 
 
 def _shades(table: Table) -> list[float]:

@@ -99,6 +99,8 @@ def test_picture_of_any_table_is_a_png(table: Table, seconds: float) -> None:
         (3.0, None, (1.0, "s")),
         (4.2e8, "FLOPs", (1e6, "MFLOPs")),
         (0.5, "FLOPs", (1.0, "FLOPs")),
+        (4.2e3, " of stated cost", (1e3, "k of stated cost")),
+        (0.5, " of stated cost", (1.0, "of stated cost")),
     ],
 )
 def test_numbers_are_reported_in_their_unit(

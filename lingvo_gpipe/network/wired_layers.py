@@ -257,6 +257,10 @@ def _metas(
                 raise errors.LayerError(
                     f"two layers return a {kind} named {name!r}. Rename one of them"
                 )
+            if kind == "metric" and name.split("/")[0] == "loss":
+                raise errors.LayerError(
+                    f"a metric named {name!r} would be taken for the loss. Rename it"
+                )
     return metas
 
 

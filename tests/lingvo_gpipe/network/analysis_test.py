@@ -90,6 +90,12 @@ def test_a_name_returned_by_two_layers_is_refused(kind: str) -> None:
     assert str(error.value) == (f"two layers return a {kind} named {name!r}. Rename one of them")
 
 
+def test_a_metric_that_would_be_taken_for_the_loss_is_refused() -> None:
+    head = layers.Softmax.Params(classes=3, reads=("x", "label"), metric_prefix="loss/")
+    with pytest.raises(errors.LayerError, match="'loss/accuracy' would be taken for the loss"):
+        network.analyze(params(dense(4), head), FIELDS | {"label": tf.TensorSpec([N], tf.int32)})
+
+
 # --- variables: ties, frozen ----------------------------------------------------------------------
 
 

@@ -168,7 +168,7 @@ def flags() -> Flags:
 
 def _seeds(text: str | None) -> list[str]:
     seeds = [part.strip() for part in (text or "1").split(",")]
-    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
+    if not all(map(str.isdecimal, seeds)) or len(set(map(int, seeds))) < len(seeds):
         raise errors.ParamsError(f"--seeds={text} are not different whole numbers. Write {_USAGE}")
     return seeds
 
@@ -188,7 +188,7 @@ def _axes(texts: Sequence[str]) -> dict[str, list[str]]:
             parts = [ast.get_source_segment(f"[{rest}]", value) or "" for value in values]
         except SyntaxError:
             parts = [part.strip() for part in rest.split(",")]
-        if not (path and rest and all(parts)) or path in axes or path == "model.seed":
+        if not (path and parts and all(parts)) or path in axes or path == "model.seed":
             raise errors.ParamsError(
                 f"--sweep={text} is not a path, given once, and its values. Write "
                 "--sweep=train.optimizer.learning_rate=1e-3,3e-3; seeds are --seeds"

@@ -215,6 +215,8 @@ def test_help_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
             "model.seed would be that of all runs. Name the seeds: --seeds=1,2",
         ),
         (["--seeds=1,x", "--", "--logdir=x"], "--seeds=1,x are not different whole numbers"),
+        (["--seeds=1,01", "--", "--logdir=x"], "--seeds=1,01 are not different whole numbers"),
+        ([f"{RATE}=1]+[2", "--", "--logdir=x"], "is not a path, given once, and its values"),
         ([RATE, "--", "--logdir=x"], "is not a path, given once, and its values"),
         (["--sweep==1,2", "--", "--logdir=x"], "--sweep==1,2 is not a path, given once"),
         ([f"{RATE}=1", f"{RATE}=2", "--", "--logdir=x"], "is not a path, given once"),

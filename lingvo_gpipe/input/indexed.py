@@ -264,9 +264,10 @@ class InMemory(Indexed):
     ) -> tf.data.Dataset:
         """Return mini-batches for `rows`; see `Indexed.read`."""
         del batch_size, seed
+        arrays = self._split(split)
         with tf.device("CPU:0"):
             fields = {
-                name: tf.convert_to_tensor(self._split(split)[name], spec.dtype)
+                name: tf.convert_to_tensor(arrays[name], spec.dtype)
                 for name, spec in self.example_spec().items()
             }
         return rows.map(

@@ -117,7 +117,7 @@ class RunModel:
             print_fn(line)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class RunOptimizer:
     """The optimizer of a run as callbacks read it.
 
@@ -133,6 +133,13 @@ class RunOptimizer:
     def learning_rate(self) -> tf.Tensor:
         """Rate of the next update, a scalar."""
         return self.optimizer.rate(self.step.read_value())
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        raise errors.ParamsError(
+            f"a callback sets the learning rate to {value:.6g}, but that of a run is a function of "
+            "its step, so that it goes on where it was stopped. Set train.optimizer.learning_rate"
+        )
 
     def get_config(self) -> dict[str, str]:
         """Return path → value as text of its settings."""

@@ -223,6 +223,12 @@ def test_callbacks_of_keras_run_as_they_are(tmp_path: Path) -> None:
     assert history.history["val_loss"] == [pytest.approx(result.metrics["loss"])] * 3
 
 
+def test_a_callback_that_sets_the_learning_rate_is_refused(tmp_path: Path) -> None:
+    scheduler = keras.callbacks.LearningRateScheduler(lambda _, rate: rate / 2)
+    with pytest.raises(errors.ParamsError, match=r"to 0\.01, but that of a run is a function"):
+        loop.run(one_layer_task(max_steps=1), tmp_path, callbacks=[scheduler])
+
+
 def test_a_run_has_what_trackers_read_of_a_model(tmp_path: Path) -> None:
     """As `mlflow.keras.MlflowCallback` and `wandb.integration.keras.WandbMetricsLogger` read it."""
     found: dict[str, Any] = {}

@@ -3,9 +3,10 @@
 `make bench-setup`, then `python -m benchmarks.rivals [--quick] [--only=KIND,...]`: the MLP, the
 Transformer blocks and the convolutions of `benchmarks.support.networks`, K=2, M=32, 1F1B, the same
 mini-batch and first weights. PyTorch: two pinned processes of one thread, gloo over loopback,
-everything kept or each stage checkpointed. Ours: two devices of one thread each, `never` and
-`full`. Steps compute loss and gradients, without an update. Both are compared with the uncut
-network by loss and all gradients; one that differs by more than float32 rounds ends the benchmark.
+everything kept or each stage but the last checkpointed. Ours: two devices of one thread each,
+`never` and `full`, which recomputes nothing in the last cell. Steps compute loss and gradients,
+without an update. Both are compared with the uncut network by loss and all gradients; one that
+differs by more than float32 rounds ends the benchmark.
 "Device" is the most that tensors of a step hold at once: of PyTorch on the device that needs most,
 of ours, whose devices share an allocator, divided by K.
 """

@@ -1,6 +1,6 @@
 """Runs a benchmark's configurations, each in a process of its own, in interleaved rounds.
 
-Every benchmark has the same frame: its `main` calls `measured`, and prints a table of what it
+Most benchmarks have the same frame: their `main` calls `measured`, and prints a table of what it
 returns. A process that is started with a configuration measures that one and prints it as JSON.
 """
 

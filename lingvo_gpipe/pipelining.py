@@ -274,7 +274,8 @@ class PipeliningLayer(tf.Module, hyperparams.Configurable):
             inputs: as in `fprop`.
             training: whether dropout drops and batch norm uses its micro-batch.
             step: number of the update.
-            ctx: a context of the caller's, to collect losses and moments.
+            ctx: a context of the caller's, to collect losses and moments; it has a `training` and a
+                `step` of its own, and these are not read.
         """
         self.build(self._by_field(inputs))
         return self.fprop(self.theta(), inputs, ctx or self.context(training=training, step=step))

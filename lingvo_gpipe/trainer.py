@@ -116,7 +116,7 @@ def flags() -> Flags:
         choices=["made"],
         help="made: examples are made up, to rehearse a run without its data.",
     )
-    flags.text("checkpoint", "Checkpoint to evaluate or export, or to start from.")
+    flags.text("checkpoint", "Checkpoint, or run, to evaluate or export, or to start from.")
     flags.number("max_steps", "Updates to train for.")
     flags.number("save_interval_steps", "Updates between two checkpoints.")
     flags.number("seed", "Seed of the weights, of the data's order and of every random number.")
@@ -166,6 +166,10 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         _list_models(models, values.list_models)
         return 0
     trains = values.mode.startswith("train")
+    if values.checkpoint is not None:
+        named = Path(values.checkpoint).expanduser()
+        of_run = named / "checkpoints"  # if the folder of a run is named
+        values.checkpoint = str(of_run if of_run.is_dir() else named)
     values.model, recipe = recipes.find(
         models,
         model=values.model,
@@ -192,7 +196,7 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
                 model=values.model,
                 task=task,
                 logdir=None if values.logdir is None else Path(values.logdir).expanduser(),
-                checkpoint=values.checkpoint and os.path.expanduser(values.checkpoint),
+                checkpoint=values.checkpoint,
                 report=output.report,
                 should_stop=stop.should_stop,
                 note_step=note_step,

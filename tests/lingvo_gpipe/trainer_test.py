@@ -222,6 +222,7 @@ def test_training_evaluation_and_resumption_print_their_lines(run: Run, tmp_path
     assert line.startswith("eval step=5 ")
     older = tmp_path / "run" / "checkpoints" / "ckpt-4"
     assert run("--mode=eval", f"--checkpoint={older}").out[0] == first.out[-3]
+    assert run("--mode=eval", f"--checkpoint={tmp_path / 'run'}").out == [line]
 
     other = run(logdir, model="lab.Deeper")
     assert other.code == 1

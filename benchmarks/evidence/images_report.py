@@ -20,6 +20,12 @@ from benchmarks.support import markdown
 # Two-sided 95 % of Student's t for one to nine degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
+_NETWORKS = {
+    "amoebanet": "AmoebaNet",
+    "resnet": "ResNet, equal epochs",
+    "resnet_minutes": "ResNet, equal time",
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
@@ -108,14 +114,15 @@ def draw(found: Sequence[Row], path: Path) -> None:
 
     picture = figure.Figure(figsize=(11, 4), dpi=110, layout="constrained")
     whole, few = picture.subplots(1, 2)
-    networks = [each for each in found if each.name in ("amoebanet", "resnet", "resnet_minutes")]
+    networks = [each for each in found if each.name in _NETWORKS]
     for number, each in enumerate(networks):
         whole.errorbar(number, each.mean, yerr=each.error, fmt="o", capsize=3, color="C0")
         whole.plot([number] * len(each.accuracies), each.accuracies.values(), "_", color="C1")
-    whole.set_xticks(range(len(networks)), [f"{r.name}\n{r.core_minutes:.0f}" for r in networks])
-    whole.set(xlabel="network and its processor minutes", ylabel="accuracy")
+    labels = [f"{_NETWORKS[each.name]}\n{each.core_minutes:.0f} core minutes" for each in networks]
+    whole.set_xticks(range(len(networks)), labels)
+    whole.set(ylabel="accuracy")
     whole.set_xlim(-0.5, max(0.5, len(networks) - 0.5))
-    for kind in ("scratch", "tuned"):
+    for kind, label in (("scratch", "from random weights"), ("tuned", "pre-trained")):
         of_kind = [
             (int(each.name.rpartition("/")[2]), each)
             for each in found
@@ -128,9 +135,9 @@ def draw(found: Sequence[Row], path: Path) -> None:
             yerr=[each.error for _, each in of_kind],
             fmt="o-",
             capsize=3,
-            label=kind,
+            label=label,
         )
-    few.set(xscale="log", xlabel="images", ylabel="accuracy")
+    few.set(xscale="log", xlabel="images to learn from", ylabel="accuracy")
     few.legend()
     for axes in (whole, few):
         axes.grid(axis="y", alpha=0.3)

@@ -216,7 +216,7 @@ def named(layers: Sequence[Layer.Params]) -> list[Layer.Params]:
     """Return copies of layers' params, with names `dense`, `dense_1`, … where they have none.
 
     Raises:
-        LayerError: two have one name, or a name holds a slash.
+        LayerError: two have one name, or TensorFlow has no scope of a name.
     """
     taken = {layer.name for layer in layers if layer.name}
     numbers: dict[str, itertools.count[int]] = {}  # stem → numbers not tried yet
@@ -240,16 +240,16 @@ def check_names(layers: Sequence[Layer.Params]) -> None:
     """Refuse names that lead to more than one layer.
 
     Raises:
-        LayerError: two have one name, or a name holds a slash.
+        LayerError: two have one name, or TensorFlow has no scope of a name.
     """
     seen: set[str] = set()
     for name in (layer.name for layer in layers):
         if name in seen:
             raise errors.LayerError(f"two layers are named {name!r}. Rename one of them")
-        if "/" in name:
+        if not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.>-]*", name):
             raise errors.LayerError(
-                f"layer name {name!r} contains a slash, which separates parts of a path. Rename "
-                "the layer"
+                f"layer name {name!r} is not made of letters, digits and _.>-, of which _ > - "
+                "cannot be the first. Rename the layer"
             )
         seen.add(name)
 

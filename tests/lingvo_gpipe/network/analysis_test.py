@@ -228,8 +228,10 @@ def tied(**tie: str) -> list[Any]:
         (
             [dense(4, name="a/b")],
             {},
-            "layer name 'a/b' contains a slash, which separates parts of a path. Rename the layer",
+            "layer name 'a/b' is not made of letters, digits and _.>-, of which _ > - cannot be "
+            "the first. Rename the layer",
         ),
+        ([dense(4, name="my layer")], {}, "layer name 'my layer' is not made of letters…"),
         ([], {}, "the network has no layers. Fill `layers`"),
         ([], {"name": "tiny"}, "tiny has no layers. Fill `layers`"),
         (

@@ -36,17 +36,13 @@ def plan(
             largest value of `grow` with which every device stays within it.
         grow: dotted path of an integer field of the task, or a name that `rebuild` accepts.
         profile: see `step_plan.make`.
-        cluster: hosts, as `hosts.parse` reads them; None: not known.
+        cluster: hosts, as `hosts.parse` reads them; None: not known. Not read with `fit`.
         partitions: K, in place of the task's; with `fit` the only one to try.
         rebuild: sets integers of the recipe that are not fields of the task.
 
     Raises:
         UserError: the task is not consistent, or only one of `fit` and `grow` is there.
     """
-    if fit is not None and cluster is not None:
-        raise errors.ParamsError(
-            "--fit finds what one device holds, --hosts shares devices out. Leave one out"
-        )
     if (fit is None) != (grow is None):
         missing = "--grow=FIELD" if grow is None else "--fit=8GiB"
         present = "--fit" if grow is None else "--grow"

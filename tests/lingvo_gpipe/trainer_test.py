@@ -182,8 +182,10 @@ def test_plan_and_training_choose_by_the_hosts_of_the_workers(
         found = run(*arguments, "--schedule=auto")
         assert found.code == 0, found.err
         assert "links take time at the speeds of --hosts" in "\n".join(found.out)
-    # Without a choice, training does not ask for them.
+    # Without a choice, training does not ask for them; the memory of one device has none.
     assert run(*train, f"--logdir={tmp_path}/named").code == 0
+    fit = ("--mode=plan", "--fit=64KiB", "--grow=model.layers[0].units", "--num_partitions=2")
+    assert run(*fit).code == 0
 
 
 def test_plan_fits_a_field_or_a_size_of_the_recipe(run: Run) -> None:

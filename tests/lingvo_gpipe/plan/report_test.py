@@ -278,7 +278,6 @@ def test_what_never_fits_is_said() -> None:
         ({"fit": "8GiB", "grow": "model.schedule"}, "'gpipe' is not an integer"),
         ({"fit": "8GiB", "grow": "width", "rebuild": rebuild}, "no 'width'"),
         ({"fit": "8GiB", "grow": "depth", "profile": True}, "Leave one of the two out"),
-        ({"fit": "8GiB", "grow": "depth", "cluster": "2"}, "--hosts shares devices out"),
     ],
 )
 def test_a_wrong_question_is_refused(fields: dict[str, Any], text: str) -> None:

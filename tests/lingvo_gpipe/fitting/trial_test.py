@@ -160,20 +160,6 @@ def test_what_compares_features_is_no_matter(kind: Any) -> None:
     assert np.isfinite(trained_with(kind(lambda x: keras.ops.cumsum(x, axis=1))))
 
 
-def test_what_draws_numbers_is_no_comparison() -> None:
-    generator = keras.random.SeedGenerator(1)
-
-    class Samples(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = generator
-
-        def call(self, x: Any) -> Any:
-            return x + keras.random.normal(keras.ops.shape(x), seed=self.generator)
-
-    assert np.isfinite(trained_with(Samples()))
-
-
 def test_of_a_layer_that_cannot_be_tried_the_shape_decides() -> None:
     def mean(x: Any) -> Any:
         if tf.executing_eagerly():
@@ -392,21 +378,6 @@ def test_a_mean_over_the_labels_that_are_kept_needs_one_micro_batch(
     np.testing.assert_allclose(model.train_on_batch(X, labels), expected, rtol=1e-5)
 
 
-def test_a_loss_that_leaves_labels_out_of_each_example_is_a_sum() -> None:
-    def loss(labels: Any, outputs: Any) -> Any:
-        errors = keras.ops.where(labels == -1, keras.ops.zeros_like(outputs), labels - outputs)
-        return keras.ops.mean(errors**2, axis=-1)
-
-    labels = np.where(X[:, :3] > 0.5, -1, X[:, :3])
-    x = keras.Input([6])
-    plain = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
-    model = PipelinedModel(plain, 2, 3)
-    for each in (model, plain):
-        each.compile(keras.optimizers.SGD(0.0), loss)
-    expected = plain.train_on_batch(X, labels)
-    np.testing.assert_allclose(model.train_on_batch(X, labels), expected, rtol=1e-5)
-
-
 def test_a_label_that_is_no_number_reaches_the_loss() -> None:
     labels = X[:, :3].copy()
     labels[0] = np.nan
@@ -510,23 +481,6 @@ def test_cells_are_compiled_where_keras_would_compile_the_model(
     model = PipelinedModel(two_outputs(), 2)
     model.compile("adam", "mse", jit_compile=False)
     assert model.settings["jit_compile"] is False
-
-
-def test_cells_that_xla_compiles_have_the_numbers_of_keras() -> None:
-    labels = (X[:, :1] > 0).astype("float32")
-    results = []
-    for pipelined in (True, False):
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input([6])
-        hidden = keras.layers.Dense(4, activation="tanh")(inputs)
-        model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
-        model = PipelinedModel(model, 2, 3) if pipelined else model
-        metrics = ["accuracy", keras.metrics.AUC(name="auc")]
-        model.compile("adam", "binary_crossentropy", metrics=metrics, jit_compile=pipelined)
-        results.append(model.fit(X, labels, 6, epochs=2, shuffle=False, verbose=0).history)
-    assert results[0].keys() == results[1].keys()
-    for name, values in results[0].items():
-        np.testing.assert_allclose(values, results[1][name], rtol=1e-5, err_msg=name)
 
 
 def test_one_metric_of_two_outputs_counts_both() -> None:

@@ -402,10 +402,9 @@ def _check_collected(info: network.LayerInfo, collected: Collected, training: bo
                 "by ctx.add_sum"
             )
     losses = [spec for spec in info.meta.losses if training or not spec.training_only]
-    metrics = [spec for spec in info.meta.metrics if not (training and spec.evaluation_only)]
     for kind, call, declared, added in (
         ("loss", "add_loss", [spec.name for spec in losses], collected.losses),
-        ("metric", "add_sum", [spec.name for spec in metrics], collected.sums),
+        ("metric", "add_sum", [spec.name for spec in info.meta.metrics], collected.sums),
     ):
         for name in declared:
             if name not in added:

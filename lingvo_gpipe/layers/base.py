@@ -127,14 +127,12 @@ class MetricSpec:
     Attributes:
         name: unique in the network.
         finish: the nest of sums → result (a scalar, vector or matrix).
-        evaluation_only: not added where `ctx.training`: too large to log at every update.
         labels: names of a vector's elements, each a separate curve; NaN for an element without
             any example.
     """
 
     name: str
     finish: Callable[[Nest], tf.Tensor]
-    evaluation_only: bool = False
     labels: tuple[str, ...] = ()
 
     def curves(self, result: Iterable[float]) -> dict[str, float]:

@@ -21,8 +21,6 @@ from lingvo_gpipe.layers.base import Layer, LossSpec, Meta, MetricSpec, Theta
 from lingvo_gpipe.layers.context import Context
 from lingvo_gpipe.nests import Nest, SpecNest
 
-CONFUSION = "confusion"
-
 
 class LossParams(Layer.Params):
     """Fields of every layer that adds a loss."""
@@ -100,9 +98,6 @@ class LabelledParams(Head.Params):
     top_k: int = hyperparams.field(
         0, "Adds the metric top{k}: label among the k best classes; 0: not."
     )
-    confusion: bool = hyperparams.field(
-        False, "Adds the metric confusion in evaluation: [C, C], rows true, columns predicted."
-    )
 
     def label_range(self, size: int | None, setting: str) -> dict[str, base.ValueRange]:
         """Return the range of the label, if it reads one and the number of classes is known."""
@@ -131,9 +126,6 @@ class LabelledParams(Head.Params):
             return meta
         weight = weight_by(self.reads[num_labels], dtype, are_weights=num_labels == 2)
         metrics = tuple(MetricSpec(self.metric_prefix + name, mean) for name in self.metric_names())
-        if self.confusion:
-            name = f"{self.metric_prefix}{CONFUSION}"
-            metrics += (MetricSpec(name, tf.identity, evaluation_only=True),)
         loss = LossSpec(self.loss_name, self.coefficient, weight)
         return dataclasses.replace(meta, losses=(loss,), metrics=metrics)
 
@@ -247,18 +239,6 @@ def _among_best(logits: tf.Tensor, label: tf.Tensor, k: int) -> tf.Tensor:
     return (above < k) & tf.math.is_finite(score)
 
 
-def _confusion(
-    label: tf.Tensor, predicted: tf.Tensor, weights: tf.Tensor, classes: int
-) -> tf.Tensor:
-    """Return [C, C]: weights summed by true (row) and predicted class (column).
-
-    Whole numbers are exact up to 2^24 in float32; an evaluation sums batches in float64.
-    """
-    place = tf.cast(label, tf.int64) * classes + tf.cast(predicted, tf.int64)
-    flat = tf.math.unsorted_segment_sum(weights, place, classes * classes)
-    return tf.reshape(flat, [classes, classes])
-
-
 class Scores(NamedTuple):
     """What loss and metrics need of the logits of each label, flat.
 
@@ -315,7 +295,6 @@ def add_scores(
     ctx: Context,
     scores: Scores,
     labels: tuple[tf.Tensor, tf.Tensor],
-    classes: int,
 ) -> Rows:
     """Add loss and metrics to the context; return those of each label.
 
@@ -324,7 +303,6 @@ def add_scores(
         ctx: to which they are added.
         scores: of all labels.
         labels: label and weights; see `flat_labels`.
-        classes: their number.
     """
     label, weights = labels
     total = tf.reduce_sum(weights)
@@ -342,9 +320,6 @@ def add_scores(
     for name in params.metric_names():
         sums = {"total": weighted(values[name]), "weight": total}
         ctx.add_sum(params.metric_prefix + name, sums)
-    if params.confusion and not ctx.training:
-        counts = _confusion(label, scores.best, weights, classes)
-        ctx.add_sum(params.metric_prefix + CONFUSION, counts)
     return Rows(scores.plain, accuracy, weights)
 
 
@@ -435,7 +410,7 @@ class SoftmaxHead(Head):
             tf.cast(place_of_largest(logits), label.dtype),
             _among_best(logits, label, p.top_k) if p.top_k else None,
         )
-        return add_scores(p, ctx, scores, (label, weights), logits.shape[-1])
+        return add_scores(p, ctx, scores, (label, weights))
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: Context) -> Nest:
         """See `Layer.fprop`."""

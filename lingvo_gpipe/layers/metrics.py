@@ -116,7 +116,7 @@ def _sums(metric: keras.Metric, *inputs: tf.Tensor) -> list[tf.Tensor]:
         *inputs: predictions, label, and weights, if there are any.
     """
     dtype = tf.as_dtype(metric.dtype)
-    if not dtype.is_floating:  # confusion matrices count in integers
+    if not dtype.is_floating:  # some metrics count in integers
         dtype = tf.float32
     x, label, *weights = (precision.cast(value, dtype) for value in inputs)
     zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]

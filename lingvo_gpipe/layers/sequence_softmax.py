@@ -106,7 +106,7 @@ class SequenceSoftmax(heads.SoftmaxHead):
                 for part in parts:
                     part.set(reads=(x,), writes=(part.logits_name(),))
                 return (*parts, JoinedLogits.Params(reads=logits, **common))
-            for name in ("label_smoothing", "metric_prefix", "top_k", "confusion", "loss_name"):
+            for name in ("label_smoothing", "metric_prefix", "top_k", "loss_name"):
                 common[name] = self.get(name)
             loss = self.loss_of_slices().set(
                 reads=(sums, *labels),
@@ -343,7 +343,7 @@ class SlicedLoss(heads.Head):
             among_best = (above < p.top_k) & tf.math.is_finite(own)
         best = tf.cast(flat["largest_id"], label.dtype)
         scores = heads.Scores(smoothed, plain, best, among_best)
-        return heads.add_scores(p, ctx, scores, (label, weights), p.vocabulary)
+        return heads.add_scores(p, ctx, scores, (label, weights))
 
 
 class JoinedLogits(Layer):

@@ -19,7 +19,6 @@ from absl import logging
 from lingvo_gpipe import errors, pipelining, task
 from lingvo_gpipe.console.progress import Count
 from lingvo_gpipe.input import Batches, Input, Reading, synthetic
-from lingvo_gpipe.layers import heads
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.run import checkpoints, log_directory, restoring, tensorboard, worker_input
@@ -179,11 +178,7 @@ def check_names(pipe: pipelining.PipeliningLayer, params: task.Eval) -> None:
     """
     losses = [loss.name for loss in pipe.analysis.losses if not loss.training_only]
     vectors = {metric.name for metric in pipe.analysis.metrics.values() if metric.labels}
-    numbers = [
-        name
-        for name in params.metrics or pipe.analysis.metrics
-        if name not in vectors and not name.endswith(heads.CONFUSION)
-    ]
+    numbers = [name for name in params.metrics or pipe.analysis.metrics if name not in vectors]
     known = [*numbers, "loss", *(f"loss/{name}" for name in losses if len(losses) > 1)]
     for path, names, allowed in (
         ("eval.metrics", params.metrics, list(pipe.analysis.metrics)),

@@ -12,7 +12,6 @@ import tensorflow as tf
 from absl import logging
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.layers import heads
 from lingvo_gpipe.plan import describe, step_plan
 from lingvo_gpipe.run import pictures
 from lingvo_gpipe.run.learner import Learner, UpdateResult
@@ -211,13 +210,6 @@ def write_evaluation(writer: Writer, evaluation: Evaluation, classes: tuple[str,
         writer.markdown(step, name, text)
     if evaluation.examples:
         writer.png(step, "examples", pictures.of_examples(evaluation.examples, classes))
-    for name, matrix in evaluation.arrays.items():
-        if not name.endswith(heads.CONFUSION):
-            continue
-        lines = pictures.confusion_table(matrix, classes)
-        prefix = name.removesuffix(heads.CONFUSION)
-        writer.text(step, f"{prefix}per_class", lines)
-        writer.png(step, name, pictures.of_confusion(matrix, classes))
     writer.flush()
 
 

@@ -214,7 +214,6 @@ CASES = (
             logits=("a", "b"),
             label_smoothing=0.1,
             top_k=2,
-            confusion=True,
             reads=("sums", "label", "weights"),
         ),
         SUMS,

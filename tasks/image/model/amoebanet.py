@@ -56,7 +56,6 @@ class AmoebaNet(hyperparams.Params):
         5,
         "Adds the metric top{k} beside accuracy, where there are more than k classes; 0: does not.",
     )
-    confusion: bool = hyperparams.field(False, "Adds the confusion matrix in evaluation.")
 
 
 def amoeba_net(params: AmoebaNet) -> list[layers.Layer.Params]:
@@ -98,7 +97,6 @@ def amoeba_net(params: AmoebaNet) -> list[layers.Layer.Params]:
         dropout=params.dropout,
         label_smoothing=params.label_smoothing,
         top_k=params.top_k,
-        confusion=params.confusion,
     )
     network: list[layers.Layer.Params] = [stem, *cells, classifier]
     for layer in network:

@@ -121,7 +121,7 @@ class Classifier(layers.Composite, core_heads.Head):
 
         def parts(self) -> dict[str, layers.Layer.Params]:
             """See `Composite`."""
-            names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix", "confusion")
+            names = ("loss_name", "coefficient", "label_smoothing", "metric_prefix")
             shared = {name: self.get(name) for name in names}
             # Among k classes every label is one of the k best.
             shared["top_k"] = self.top_k if (self.classes or 0) > self.top_k else 0

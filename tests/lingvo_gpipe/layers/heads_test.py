@@ -1,4 +1,4 @@
-"""Softmax heads: cross-entropy, the confusion matrix, served outputs."""
+"""Softmax heads: cross-entropy, served outputs."""
 
 from __future__ import annotations
 
@@ -20,59 +20,8 @@ def served(params: Any, outputs: tf.Tensor) -> dict[str, Any]:
     return told
 
 
-def matrix(head: Any, *, training: bool = False, **fields: Any) -> Any:
-    """Return the confusion matrix of a head in a pipeline of three cells."""
-    flat = [
-        layers.Identity.Params(name="one"),
-        layers.Dense.Params(name="two", units=6),
-        head,
-    ]
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=flat, num_partitions=3, num_micro_batches=4
-    ).instantiate()
-    run = pipe.value_and_gradients if training else pipe.evaluate
-    result = run(fields)
-    assert "accuracy" in result.sums
-    logits = pipe.evaluate(fields, outputs=True).outputs["x"]
-    return result.sums.get("confusion"), logits
-
-
-def test_the_matrix_is_added_up_over_micro_batches() -> None:
-    rng = np.random.default_rng(0)
-    x = tf.constant(rng.normal(size=(42, 3)), tf.float32)
-    label = tf.constant(rng.integers(0, CLASSES, 42), tf.int32)
-    head = layers.Softmax.Params(name="head", classes=CLASSES, confusion=True)
-    found, logits = matrix(head, x=x, label=label)
-    wanted = tf.math.confusion_matrix(label, tf.argmax(logits, -1), CLASSES)
-    np.testing.assert_array_equal(found, wanted)
-    assert np.count_nonzero(wanted - np.diag(np.diag(wanted))) > 3
-
-
-def test_weights_count_and_padding_does_not() -> None:
-    rng = np.random.default_rng(1)
-    x = tf.constant(rng.normal(size=(8, 4, 3)), tf.float32)
-    label = rng.integers(0, CLASSES, (8, 4)).astype(np.int32)
-    weights = rng.choice([0.0, 1.0, 2.5], (8, 4)).astype(np.float32)
-    # Where the weight is 0 the label may be anything.
-    given = np.where(weights == 0, 99, label).astype(np.int32)
-    head = layers.SequenceSoftmax.Params(
-        name="head", vocabulary=CLASSES, confusion=True, reads=("x", "label", "weights")
-    )
-    found, logits = matrix(head, x=x, label=given, weights=weights)
-    wanted = np.zeros([CLASSES, CLASSES])
-    np.add.at(wanted, (label.ravel(), np.argmax(logits, -1).ravel()), weights.ravel())
-    np.testing.assert_allclose(found, wanted)
-
-
-def test_training_gives_no_matrix() -> None:
-    x, label = tf.ones([8, 3]), tf.zeros([8], tf.int32)
-    head = layers.Softmax.Params(name="head", classes=CLASSES, confusion=True)
-    found, _ = matrix(head, training=True, x=x, label=label)
-    assert found is None
-
-
 HEADS = [
-    layers.Softmax.Params(name="head", classes=CLASSES, top_k=2, confusion=True),
+    layers.Softmax.Params(name="head", classes=CLASSES, top_k=2),
     layers.SequenceSoftmax.Params(name="head", vocabulary=CLASSES, reads=("x", "label", "weights")),
     layers.MeanSquaredError.Params(name="head"),
 ]

@@ -20,7 +20,7 @@ V, D, ROWS = 11, 6, (4, 5)
 SLICES = (2, 3, V, (4, 1, 6), (1, 10))
 HEADS: tuple[dict[str, Any], ...] = (
     {"logit_clip": 0.7},
-    {"label_smoothing": 0.1, "top_k": 3, "confusion": True},
+    {"label_smoothing": 0.1, "top_k": 3},
     {"use_bias": False, "top_k": V + 2},
 )
 

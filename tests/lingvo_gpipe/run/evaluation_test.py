@@ -1,4 +1,4 @@
-"""Evaluation by class, every example once; the best checkpoint of a run."""
+"""Evaluation: every example once; the best checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -14,74 +14,45 @@ from lingvo_gpipe import errors, optim
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers import base
 from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, tensorboard
+from lingvo_gpipe.run.examples import Example
 from tests.support import saved, tensorboard_files
 from tests.tiny_task import Points, one_layer_task, tiny_task
 
-CLASSES = ("red", "green", "blue")
 HELD_OUT = 13
 
 
-class NamedPoints(Points):
-    """Points whose classes have names."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return CLASSES
-
-
-def confused_task(make: Callable[..., Any] = one_layer_task, **train: Any) -> Any:
+def ranked_task(make: Callable[..., Any] = one_layer_task, **train: Any) -> Any:
     params = make(**train)
-    params.model.layers[-1].set(top_k=2, confusion=True)
-    params.input = NamedPoints.Params(batch_size=8, eval_batch_size=5)
+    params.model.layers[-1].set(top_k=2)
+    params.input = Points.Params(batch_size=8, eval_batch_size=5)
     params.eval.best = "accuracy"
     return params
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """Return a task with a confusion matrix, and the folder of its run without evaluation."""
-    params = confused_task(tiny_task, max_steps=12, save_interval_steps=4)
+    """Return a task, and the folder of its run without evaluation."""
+    params = ranked_task(tiny_task, max_steps=12, save_interval_steps=4)
     folder = tmp_path_factory.mktemp("ran")
     loop.run(params, folder)
     return params, folder
 
 
 def test_every_example_is_counted_once_whatever_the_batches(ran: tuple[Any, Path]) -> None:
-    labels = Points.Params(batch_size=1).instantiate().arrays()["test"]["label"]
+    fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
+    logits = saved.restored(*ran).evaluate(fields, outputs=True).outputs["x"]
+    accuracy = np.mean(fields["label"] == np.argmax(logits, -1))
     values = []
     for size in (13, 5, 4, 1):
         params = ran[0].copy()
         params.input.eval_batch_size = size
         found = evaluation.run(params, ran[1])
         assert found is not None
-        matrix = found.arrays["confusion"]
-        assert matrix.sum() == found.num_rows == HELD_OUT
-        assert matrix.sum(1).tolist() == np.bincount(labels, minlength=3).tolist()
-        assert matrix.trace() / HELD_OUT == pytest.approx(found.values["accuracy"])
+        assert found.num_rows == HELD_OUT
+        assert accuracy == pytest.approx(found.values["accuracy"])
         assert found.values["accuracy"] <= found.values["top2"] <= 1.0
-        assert "confusion" not in found.line()
         values.append(found.values)
         assert found.values == pytest.approx(values[0], rel=1e-6)
-
-
-def test_labels_are_rows_and_predictions_columns(ran: tuple[Any, Path]) -> None:
-    params, folder = ran
-    found = evaluation.run(params, folder)
-    assert found is not None
-    fields = Points.Params(batch_size=1).instantiate().arrays()["test"]
-    logits = saved.restored(params, folder).evaluate(fields, outputs=True).outputs["x"]
-    wanted = tf.math.confusion_matrix(fields["label"], tf.argmax(logits, -1), 3)
-    np.testing.assert_array_equal(found.arrays["confusion"], wanted)
-
-
-def test_what_an_evaluation_finds_per_class_is_shown(ran: tuple[Any, Path]) -> None:
-    params, folder = ran
-    evaluation.run(params, folder)
-    curves = tensorboard_files.curves(folder / "eval")
-    lines = curves["per_class"][-1][1].splitlines()
-    assert [line.split()[0] for line in lines] == ["class", *CLASSES, "all"]
-    assert lines[-1].split()[1] == str(HELD_OUT)
-    assert curves["confusion"][-1][1][2][:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_an_evaluation_that_is_stopped_has_no_result(ran: tuple[Any, Path]) -> None:
@@ -106,7 +77,7 @@ def test_metrics_that_are_named_alone_are_reported(ran: tuple[Any, Path]) -> Non
     assert (set(found.values), found.arrays) == ({"top2", "loss"}, {})
 
 
-@pytest.mark.parametrize(("best", "metrics"), [("confusion", ()), ("accuracy", ("top2",))])
+@pytest.mark.parametrize(("best", "metrics"), [("top3", ()), ("accuracy", ("top2",))])
 def test_a_best_that_no_evaluation_reports_as_a_number_is_refused(
     ran: tuple[Any, Path], best: str, metrics: tuple[str, ...]
 ) -> None:
@@ -116,14 +87,15 @@ def test_a_best_that_no_evaluation_reports_as_a_number_is_refused(
         evaluation.run(params, ran[1])
 
 
-def test_a_name_that_is_no_text_is_written_as_far_as_it_is(tmp_path: Path) -> None:
-    classes = ("red", b"gr\xfcn".decode(errors="surrogateescape"), "blue")  # a folder, no UTF-8
-    found = evaluation.Evaluation(1, {"loss": 0.5}, {"confusion": np.eye(3)}, 3)
+def test_a_class_name_that_is_not_utf_8_is_drawn(tmp_path: Path) -> None:
+    classes = ("red", b"gr\xfcn".decode(errors="surrogateescape"))  # from the name of a folder
+    example = Example(1, 1, 0.5, np.zeros((2, 2, 1), np.uint8))
+    found = evaluation.Evaluation(1, {"loss": 0.5}, {}, 3, examples=(example,))
     writer = tensorboard.Writer(tmp_path)
     tensorboard.write_evaluation(writer, found, classes)
     writer.close()
-    (text,) = tensorboard_files.values(tmp_path, "per_class")
-    assert "gr\ufffdn " in text.splitlines()[2]
+    (picture,) = tensorboard_files.values(tmp_path, "examples")
+    assert picture[2][:8] == b"\x89PNG\r\n\x1a\n"
 
 
 class Shorter(Batches):
@@ -151,7 +123,7 @@ def test_examples_that_cannot_be_read_are_reported() -> None:
 def test_a_best_mark_ends_with_the_split_it_was_measured_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, mark: float
 ) -> None:
-    params = confused_task(max_steps=2)
+    params = ranked_task(max_steps=2)
     values = iter((0.9, 0.5))
     monkeypatch.setattr(evaluation.Evaluation, "number", lambda *_: next(values))
     loop.run(params, tmp_path, evaluate=True)
@@ -167,14 +139,14 @@ def test_data_are_opened_once_at_each_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    begin = NamedPoints.__init__
+    begin = Points.__init__
 
-    def count(self: NamedPoints, params: Any) -> None:
+    def count(self: Points, params: Any) -> None:
         opened.append(params)
         begin(self, params)
 
-    monkeypatch.setattr(NamedPoints, "__init__", count)
-    params = confused_task(max_steps=1)
+    monkeypatch.setattr(Points, "__init__", count)
+    params = ranked_task(max_steps=1)
     for start in (
         lambda: loop.run(params, tmp_path),
         lambda: evaluation.run(params, tmp_path),

@@ -137,29 +137,22 @@ class Shares(base.Layer):
     class Params(base.Layer.Params):
         """Params of Shares."""
 
-        late: bool = hyperparams.field(False, "Returns the metric in evaluation alone.")
-
         def _meta(self, *inputs: SpecNest) -> base.Meta:
-            metric = base.MetricSpec("shares", tf.identity, evaluation_only=self.late)
-            return base.Meta(inputs[0], metrics=(metric,))
+            return base.Meta(inputs[0], metrics=(base.MetricSpec("shares", tf.identity),))
 
     params: Params
 
     def fprop(self, theta: Any, inputs: Any, ctx: base.Context) -> Nest:
         del theta
-        if not (self.params.late and ctx.training):
-            ctx.add_sum("shares", tf.reduce_sum(inputs, 0))
+        ctx.add_sum("shares", tf.reduce_sum(inputs, 0))
         return inputs
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_best_that_is_not_a_number_is_refused_by_the_first_evaluation(
-    tmp_path: Path, late: bool
-) -> None:
+def test_a_best_that_is_not_a_number_is_refused_by_the_first_evaluation(tmp_path: Path) -> None:
     params = tiny_task(max_steps=6, save_interval_steps=6)
     params.model.layers = [
         *params.model.layers[:-1],
-        Shares.Params(name="shares", late=late),
+        Shares.Params(name="shares"),
         params.model.layers[-1],
     ]
     params.eval.set(best="shares", interval_steps=2)

@@ -47,6 +47,8 @@ _FIELD_OF_FLAG = {
     "schedule": "model.schedule",
     "recompute": "model.recompute",
 }
+# What a recipe says of its devices, without it.
+_FOR_PARTITIONS = {"cuts": None, "devices": None, "device_speeds": ()}
 _DEFAULT_MODE = "train"
 _WITHOUT_WORKERS = ("describe", "params", "plan", "export")
 
@@ -179,6 +181,12 @@ def _run(values: argparse.Namespace, note_step: Callable[[int], None] = lambda _
         trains=trains,
     )
     task = task_of(values, recipe)  # which may register a mode
+    for name in _FOR_PARTITIONS:
+        if recipe.task().model.get(name) and not task.model.get(name):
+            output.note(
+                f"model.{name} of {values.model} is left out: it is for another number of "
+                f"partitions than {task.model.num_partitions}"
+            )
     mode = registry.mode(values.mode, task)
     modes.check_flags(values)
     chooses = trains and task.model.schedule == AUTO
@@ -229,7 +237,7 @@ def task_of(values: argparse.Namespace, recipe: registry.Model) -> Task.Params:
         )
     task.set_path("name", values.model)
     if values.num_partitions not in (None, task.model.num_partitions):
-        task.model.set(cuts=None, devices=None, device_speeds=())  # they are for another number
+        task.model.set(_FOR_PARTITIONS)
     for flag, path in _FIELD_OF_FLAG.items():
         if getattr(values, flag) is not None:
             task.set_path(path, getattr(values, flag))

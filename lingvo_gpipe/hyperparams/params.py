@@ -273,7 +273,7 @@ class Params(Node):
 
         The value is a Python literal, or a name where the field's type has names (of
         registered classes and functions). A string may come without quotes if it
-        is made of letters, digits and `_./:-` alone. The name of a class means its Params with
+        is made of letters, digits and `_./:,-` alone. The name of a class means its Params with
         their defaults.
         """
         path, sign, source = (part.strip() for part in assignment.partition("="))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Any
 """A field's type as its annotation says it: `int`, `str | None`, `list[Layer.Params]`."""
 
-_BARE_TEXT = re.compile(r"[\w./:-]+")
+_BARE_TEXT = re.compile(r"[\w./:,-]+")
 _CONTAINERS = (list, tuple, dict)
 # Values of these types themselves, which most are, are kept as they are.
 _PLAIN = frozenset({bool, int, float, str, types.NoneType})
@@ -191,7 +191,7 @@ def describe(kind: Kind) -> str:
 def parse(source: str, kind: Kind) -> Value:
     """Return the value of type `kind` that a text means.
 
-    A text of letters, digits and `_./:-` alone may be a string without quotes.
+    A text of letters, digits and `_./:,-` alone may be a string without quotes.
 
     Raises:
         Mismatch: the value does not fit.

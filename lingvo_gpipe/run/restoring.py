@@ -6,7 +6,6 @@ import fnmatch
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 from absl import logging
 
@@ -56,7 +55,9 @@ def restore(
     Raises:
         CheckpointError: there is no checkpoint, or it does not fit.
     """
-    path = which or str(cast(Path, logdir) / log_directory.CHECKPOINTS)
+    path = which if logdir is None else which or str(logdir / log_directory.CHECKPOINTS)
+    if path is None:
+        raise errors.CheckpointError("neither a checkpoint nor a log directory is named")
     key_of = saved_keys(trained.variables, params.train)
     variables = {key_of[each]: variable for each, variable in by_path.items()}
     restored = None

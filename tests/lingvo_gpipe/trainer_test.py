@@ -173,6 +173,15 @@ def test_cuts_of_a_run_are_for_its_number_of_partitions(partitions: str, cuts: A
     assert trainer.task_of(flags, recipes.FromText(params)).model.cuts == cuts
 
 
+@pytest.mark.parametrize(("partitions", "lines"), [(2, 0), (1, 1)])
+def test_devices_that_are_left_out_are_reported(run: Run, partitions: int, lines: int) -> None:
+    found = run("--mode=describe", f"--num_partitions={partitions}", model="moded.Placed")
+    assert found.code == 0
+    assert [line for line in found.err if line.startswith("model.devices of")] == [
+        "model.devices of moded.Placed is left out: it is for another number of partitions than 1"
+    ] * lines
+
+
 def test_plan_and_training_choose_by_the_hosts_of_the_workers(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -93,6 +93,12 @@ class Wrong(registry.Model):
     def task(self):
         return {}
 
+class Placed(Tiny):
+    def task(self):
+        task = super().task()
+        task.model.set(num_partitions=2, devices=("CPU:0", "CPU:1"))
+        return task
+
 class Foldered(registry.Model):
     def task(self):
         from lingvo_gpipe.tasks.image import ImageFolder

@@ -326,7 +326,7 @@ def test_huge_literals_are_refused(literal: str) -> None:
     start = len(sys.modules)
     tree = Everything.Params()
     for path in ("anything", "number", "words", "child.name", "child"):
-        if path == "child.name" and re.fullmatch(r"[\w./:-]+", literal):
+        if path == "child.name" and re.fullmatch(r"[\w./:,-]+", literal):
             continue  # a string without quotes
         with pytest.raises(errors.ParamsError) as caught:
             tree.override(f"{path}={literal}")

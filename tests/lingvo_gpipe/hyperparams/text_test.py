@@ -176,6 +176,7 @@ def test_fields_are_listed_with_value_type_and_help() -> None:
         ("real=-inf", float("-inf")),
         ("flag=True", True),
         ("word=some/path:0.1-b", "some/path:0.1-b"),
+        ("word=full,never", "full,never"),
         ("word=3", "3"),
         ("word=None", "None"),
         ("word=-1e5", "-1e5"),

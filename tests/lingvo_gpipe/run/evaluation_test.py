@@ -156,6 +156,11 @@ def test_data_are_opened_once_at_each_start(
         assert len(opened) == 1
 
 
+def test_evaluation_of_no_checkpoint_is_refused() -> None:
+    with pytest.raises(errors.CheckpointError, match="neither a checkpoint nor a log directory"):
+        evaluation.run(one_layer_task(), None)
+
+
 def test_evaluation_without_an_example_is_reported() -> None:
     params = tiny_task()
     pipe = learner.Learner(params, params.input.instantiate().element_spec(True)).pipe

@@ -27,7 +27,7 @@ _PROTOS: Any = sentencepiece_model_pb2  # its classes are created when it is imp
 
 
 class Vocabulary:
-    """Splits text into ids of word pieces, and joins them again; can be pickled; needs no TensorFlow.
+    """Splits text into ids of word pieces, and joins them again; needs no TensorFlow.
 
     Attributes:
         proto: content of the `.model` file.

@@ -94,6 +94,7 @@ class _Backward:
         # Of the request under way: what came from upstream, by where it left; and the result.
         self._upstream: dict[Hashable, list[tf.Tensor]] = {}
         self._gradients: dict[Hashable, list[tf.Tensor]] | None = None
+        self._token: tf.Tensor | None = None  # by which a gradient depends on all that enters
 
     def enter(
         self, weights: Mapping[str, tf.Tensor], fields: Mapping[str, Nest]
@@ -110,7 +111,8 @@ class _Backward:
             if any(sources.values()):
                 with tf.device(device):
                     tokens.append(self._entered(device, sources))
-        return tf.add_n(tokens) if tokens else None
+        self._token = tf.add_n(tokens) if tokens else None
+        return self._token
 
     def _entered(
         self, device: str | None, sources: Mapping[Hashable, list[tf.Tensor]]
@@ -128,7 +130,7 @@ class _Backward:
                     typed = [
                         precision.cast(g, t.dtype) for g, t in zip(gradients, flat, strict=True)
                     ]
-                    return _only_once(typed, [*flat, upstream])
+                    return _only_once(typed, [*flat, self._token, upstream])
 
             return tf.zeros([]), gradient
 

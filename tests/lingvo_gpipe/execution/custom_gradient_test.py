@@ -122,6 +122,23 @@ def test_second_derivatives_are_refused(traced: bool, by: str) -> None:
         (tf.function(second, autograph=False) if traced else second)()
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_penalty_on_the_gradient_by_the_input_is_refused(traced: bool) -> None:
+    own, batch = pipelines.three(), pipelines.batch()
+    own.build(batch)
+
+    def second() -> Any:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(batch["x"])
+                loss = tf.reduce_sum(own(batch, training=True))
+            total = loss + tf.reduce_sum(tf.square(inner.gradient(loss, batch["x"])))
+        return outer.gradient(total, own.weights)
+
+    with pytest.raises(errors.LayerError, match="a pipeline has no second derivatives"):
+        (tf.function(second, autograph=False) if traced else second)()
+
+
 def test_an_input_of_integers_alone_before_a_frozen_cell() -> None:
     own = pipelines.pipe(
         [

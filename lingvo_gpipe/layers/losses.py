@@ -219,14 +219,15 @@ def find_divisor(
         if adds_up(by_divisor, values):
             # Of labels that are all 0, a ratio of Keras such as Dice is 1 for all examples.
             is_of_keras = _is_of_keras(compared.loss)
-            marked = trials.marked(values, labels, (1.0,) if is_of_keras else trials.MARKS)
+            marks = (1.0,) if is_of_keras else (*trials.MARKS, *_compared_numbers(compared))
+            marked = trials.marked(values, labels, marks)
             if _add_up(functools.partial(adds_up, by_divisor), by_divisor, marked):
                 return divisor
             if not is_of_keras:
                 raise errors.LayerError(
-                    f"the loss {name!r} leaves some labels out and divides by the number of the "
-                    "others, which a micro-batch does not know. Give sample weights of 0 and 1 in "
-                    "their place, with a loss whose reduction is mean_with_sample_weight"
+                    f"the loss {name!r} divides by a count of some labels of the mini-batch, which "
+                    "a micro-batch does not know. If it leaves the others out, give them sample "
+                    "weights of 0, with a loss whose reduction is mean_with_sample_weight"
                 )
     raise errors.LayerError(
         f"the loss {name!r} of a mini-batch is not a sum over its examples, so micro-batches "
@@ -248,6 +249,15 @@ def _add_up(
         if not is_sum:
             return False
     return True
+
+
+def _compared_numbers(compared: Comparison) -> list[float]:
+    """Return the numbers with which a loss compares its labels, among others."""
+    trace = tf.function(lambda: compared.sum("one"), autograph=False)
+    try:
+        return trials.compared_numbers(trace.get_concrete_function().graph)
+    except Exception:  # noqa: BLE001 (a loss that cannot be traced is refused by its cell)
+        return []
 
 
 def _is_of_keras(loss: Callable[..., Any]) -> bool:

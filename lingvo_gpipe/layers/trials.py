@@ -20,7 +20,8 @@ T = TypeVar("T")
 _EXAMPLES = 7
 _PARTS = (slice(0, 1), slice(1, 3), slice(3, None))
 _MARKED = (1, 3, 4)  # some examples: none of the first part, some of the others
-MARKS = (0.0, -1.0, -100.0, 255.0, math.nan)  # labels that people's losses leave out
+MARKS = (0.0, 1.0, -1.0, -100.0, 255.0, math.nan)  # labels that people's losses treat apart
+_COMPARISONS = {"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "Sub"}
 _LARGE = 2**20  # elements of an example, of which then a few positions are tried
 _POSITIONS = 32
 
@@ -114,6 +115,20 @@ def marked(values: Values, names: Sequence[str], marks: Sequence[float]) -> Iter
         }
         if changed:
             yield {**values, **changed}
+
+
+def compared_numbers(graph: tf.Graph) -> list[float]:
+    """Return the numbers with which a graph compares tensors, and these plus 1.
+
+    Args:
+        graph: of a function whose labels may be among these numbers.
+    """
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    arrays = {n.name: tf.make_ndarray(n.attr["value"].tensor) for n in nodes if n.op == "Const"}
+    read = [name.split(":")[0] for n in nodes if n.op in _COMPARISONS for name in n.input]
+    compared = [arrays[name].item() for name in read if name in arrays and arrays[name].size == 1]
+    return [*dict.fromkeys(float(number) for c in compared for number in (c, c + 1))]
 
 
 def _holds(dtype: tf.DType, number: float) -> bool:

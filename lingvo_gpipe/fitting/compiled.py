@@ -25,7 +25,7 @@ from lingvo_gpipe import errors, hyperparams
 from lingvo_gpipe.keras_layers import masks
 from lingvo_gpipe.layers import base, trials
 from lingvo_gpipe.layers.context import Context
-from lingvo_gpipe.layers.losses import Comparison, Divisor, find_divisor
+from lingvo_gpipe.layers.losses import Comparison, Divisor, find_divisor, is_of_keras
 from lingvo_gpipe.layers.trials import Values
 from lingvo_gpipe.nests import Nest, SpecNest
 
@@ -143,6 +143,33 @@ class Objective(hyperparams.Opaque):
             fields: the mini-batch.
         """
         return self._comparisons(fields)[number].divisor(self.terms[number].divisor)
+
+    def check(self, values: Mapping[str, tf.Tensor | tf.TensorSpec]) -> None:
+        """Refuse a loss that reads a variable, whose later values its cell would not have.
+
+        Args:
+            values: see `trials.on_examples`.
+
+        Raises:
+            LayerError: naming the loss and the variable.
+        """
+
+        def read_by(number: int, examples: Values) -> list[str]:
+            with contextlib.suppress(Exception):  # what cannot be traced is refused by its cell
+                graph = trials.graph_of(lambda: self._comparisons(examples)[number].sum("one"))
+                return [variable.name for variable in graph.variables]
+            return []
+
+        for number, (loss, *_) in enumerate(self._calls):
+            if is_of_keras(loss):
+                continue
+            names = trials.on_examples(functools.partial(read_by, number), values)
+            if names:
+                raise errors.LayerError(
+                    f"the loss {loss.name!r} reads the variable {names[0].partition(':')[0]!r}, "
+                    "but a pipeline computes losses from labels and outputs alone. Hold what it "
+                    "reads in a layer, whose call adds this loss by self.add_loss"
+                )
 
     def divide(self, values: Mapping[str, tf.Tensor | tf.TensorSpec]) -> None:
         """Choose divisors with which sums over micro-batches are those of a mini-batch.
@@ -288,6 +315,8 @@ class MetricSums(hyperparams.Opaque):
 
     def _add_up(self, values: Values) -> bool:
         zeros = self._zeros()
+        if trials.graph_of(lambda: self._after(zeros, values)).variables:
+            return False  # a function of a user's, whose variables its cell would not have
         once = self._after(zeros, values)
         twice = self._after(once, values)
         return trials.adds_up(lambda part: self._after(zeros, part), values, absolute=1e-5) and all(

@@ -81,10 +81,15 @@ class PipelinedModel(keras.Model):
             name: name of this model; None: that of `model`.
 
         Raises:
-            LayerError: the model is subclassed, so that it has no graph of layers to cut, or is a
-                PipelinedModel.
+            LayerError: it is no model, or one without a graph of layers to cut since it is
+                subclassed, or a PipelinedModel.
             ParamsError: an argument has another type.
         """
+        if not isinstance(model, keras.Model):
+            raise errors.LayerError(
+                f"expected a keras.Model, got {type(model).__name__}. Load a file by "
+                "keras.saving.load_model, and put a layer into a keras.Sequential"
+            )
         if isinstance(model, PipelinedModel):
             raise errors.LayerError(
                 f"{model.name} is a PipelinedModel already. To cut it otherwise, give its .model"
@@ -232,6 +237,18 @@ class PipelinedModel(keras.Model):
         """Make what `predict` calls for some mini-batches."""
         if self.predict_function is None or force:
             self.predict_function = self._predict_batches
+
+    def symbolic_call(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to be a layer of another model.
+
+        Raises:
+            LayerError: always.
+        """
+        del args, kwargs
+        raise errors.LayerError(
+            f"{self.name}: a PipelinedModel cannot be a layer of a model. Call its attribute model "
+            "there, the plain model, and wrap the outer model"
+        )
 
     def call(self, inputs: Nest, training: bool | None = None) -> Nest:
         """Return the outputs of the model, by the pipeline; differentiable.

@@ -317,6 +317,7 @@ class Pipelines:
         # Keras resolves in the first call which output each loss compares. Nothing is computed.
         backend.compute_output_spec(lambda v: compiled(*names.arguments(v)), symbolic)
         objective = Objective(compiled, names)
+        objective.check(values)
         try:
             objective.divide(values)
         except errors.LayerError as error:

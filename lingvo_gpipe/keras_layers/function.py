@@ -282,8 +282,9 @@ class KerasFunction:
             norm = self.variables.norms[path]
             if len(calls) > 1:
                 raise self._refused(
-                    f"its batch norm {path or self.made.name} is called twice in one call, so its "
-                    "moving statistics would move twice. Use two"
+                    f"its batch norm {path or self.made.name} is called {len(calls)} times in one "
+                    "call (as by TimeDistributed), so its moving statistics would move as often. "
+                    "Call it once, on all time steps, or use one for each call"
                 )
             inputs, mask = calls[0]
             statistics[path] = Statistics(
@@ -319,8 +320,8 @@ class KerasFunction:
                     "and pass it as seed="
                 )
             raise self._refused(
-                f"its call writes its variable {names.get(key, variable.path)!r}. Only moving "
-                "statistics of batch norms are merged over micro-batches"
+                f"its call writes its variable {names.get(key, variable.path)!r}. A pipeline "
+                "changes moving statistics of batch norms alone. Change it in a callback"
             )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,7 +18,7 @@ from lingvo_gpipe.graphs import traced_flops, traced_memory
 from lingvo_gpipe.keras_layers import config, variables
 from lingvo_gpipe.keras_layers.function import Called, KerasFunction
 from lingvo_gpipe.keras_layers.live import Live
-from lingvo_gpipe.layers import base
+from lingvo_gpipe.layers import base, trials
 from lingvo_gpipe.nests import Nest, SpecNest, differentiable, is_differentiable
 
 if TYPE_CHECKING:
@@ -251,45 +252,47 @@ def _adds(
     Warns if examples together add another loss than apart, such as a router that balances its load.
     """
     with tf.init_scope():
-        found = []
+        found: list[float] = []
         # The logarithm of a layer may need positive numbers, and small ones may add nothing.
         for is_positive, scale in ((False, 1.0), (True, 1.0), (False, 100.0)):
+            once, others = _drawn(inputs, is_positive, scale)
             try:
-                tried = _added(params, function, inputs, is_positive, scale)
+                tried = _added(params, function, once, others)
             except errors.LayerError:  # it takes none of these
                 continue
             if np.isfinite(tried).all():
-                found = tried
+                found, examples = tried, (once, others)
                 if any(found):
                     break
         if not found:
             return True, "adds a loss that cannot be tried on drawn examples"
-        one, two, other, together = found
-    is_mean, is_sum = (np.isclose(two, n * one, rtol=1e-3) for n in (1, 2))
-    if not (is_mean or is_sum):
-        return True, "adds a loss that is neither a mean nor a sum over examples"
-    if not np.isclose(together, (one + other) / (2 if is_mean else 1), rtol=1e-3, atol=1e-6):
-        warnings.warn(
-            f"{base.describe(params)}: the loss that it adds compares examples with each other. If "
-            "there are several micro-batches, each has its own, and the numbers are not those of "
-            "Keras: num_micro_batches=1 has them",
-            stacklevel=2,
-        )
+        one, two, *_ = found
+        is_mean, is_sum = (np.isclose(two, n * one, rtol=1e-3) for n in (1, 2))
+        if not (is_mean or is_sum):
+            return True, "adds a loss that is neither a mean nor a sum over examples"
+
+        def compares(one: float, two: float, other: float, together: float) -> bool:
+            del two
+            parts = (one + other) / (2 if is_mean else 1)
+            is_finite = bool(np.isfinite([other, together]).all())
+            return is_finite and not np.isclose(together, parts, rtol=1e-3, atol=1e-6)
+
+        marked = _marked(params, function, *examples)
+        if compares(*found) or any(compares(*tried) for tried in marked):
+            warnings.warn(
+                f"{base.describe(params)}: the loss that it adds compares examples with each "
+                "other, or divides by how many have some label. If there are several "
+                "micro-batches, each has its own, and the numbers are not those of Keras: "
+                "num_micro_batches=1 has them",
+                stacklevel=2,
+            )
     return bool(is_sum and not is_mean), ""
 
 
-def _added(
-    params: KerasLayer.Params,
-    function: KerasFunction,
-    inputs: Sequence[SpecNest],
-    is_positive: bool,
-    scale: float,
-) -> list[float]:
-    """Return the losses of activity of two examples, these twice, two others, and all four.
-
-    Raises:
-        LayerError: the layer does not take what is drawn.
-    """
+def _drawn(
+    inputs: Sequence[SpecNest], is_positive: bool, scale: float
+) -> tuple[tuple[Nest, ...], tuple[Nest, ...]]:
+    """Return the inputs of two examples, and those of two others."""
     random = np.random.default_rng(0)
     lowest = int(is_positive)
 
@@ -301,26 +304,65 @@ def _added(
         return tf.cast(scale * drawn, spec.dtype)
 
     once, others = (tf.nest.map_structure(example, tuple(inputs)) for _ in range(2))
+    return once, others
+
+
+def _added(
+    params: KerasLayer.Params,
+    function: KerasFunction,
+    once: tuple[Nest, ...],
+    others: tuple[Nest, ...],
+) -> list[float]:
+    """Return the losses of activity of two examples, these twice, two others, and all four.
+
+    Raises:
+        LayerError: the layer does not take what is drawn.
+    """
     twice, all_of_them = (
         tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), once, more)
         for more in (once, others)
     )
-    weights = {path: variables.value_of(v) for path, v in function.variables.weights.items()}
     losses_of: list[float] = []
     for training in (False, True):  # a router may add its loss in training alone
-        settings = CallSettings(
-            weights,
-            seed=lambda n: tf.constant([0, n], tf.int32),
-            training=training,
-            is_frozen=lambda _: True,
-        )
         losses_of = [
-            sum(float(loss) for loss in call(params, function, values, settings).losses)
+            sum(float(loss) for loss in _losses_of(params, function, values, training))
             for values in (once, twice, others, all_of_them)
         ]
         if any(losses_of):
             break
     return losses_of
+
+
+def _losses_of(
+    params: KerasLayer.Params, function: KerasFunction, inputs: Sequence[Nest], training: bool
+) -> list[tf.Tensor]:
+    """Return the losses of activity of some examples, by the present weights."""
+    settings = CallSettings(
+        {path: variables.value_of(v) for path, v in function.variables.weights.items()},
+        seed=lambda n: tf.constant([0, n], tf.int32),
+        training=training,
+        is_frozen=lambda _: True,
+    )
+    return call(params, function, inputs, settings).losses
+
+
+def _marked(
+    params: KerasLayer.Params,
+    function: KerasFunction,
+    once: tuple[Nest, ...],
+    others: tuple[Nest, ...],
+) -> Iterator[list[float]]:
+    """Yield what `_added` returns if one input of one of the others is a label treated apart."""
+    graph = trials.graph_of(lambda: _losses_of(params, function, others, True))
+    marks = [*trials.MARKS, *trials.compared_numbers(graph)]
+    flat = tf.nest.flatten(others)
+    for place, value in enumerate(flat):
+        for mark in marks:
+            if trials.may_hold(value.dtype, mark):
+                row = tf.fill(tf.shape(value[:1]), tf.cast(mark, value.dtype))
+                changed = [*flat[:place], tf.concat([row, value[1:]], 0), *flat[place + 1 :]]
+                with contextlib.suppress(errors.LayerError, tf.errors.OpError):
+                    yield _added(params, function, once, tf.nest.pack_sequence_as(others, changed))
 
 
 def _run(

@@ -218,12 +218,12 @@ def find_divisor(
         by_divisor = functools.partial(total, divisor=divisor)
         if adds_up(by_divisor, values):
             # Of labels that are all 0, a ratio of Keras such as Dice is 1 for all examples.
-            is_of_keras = _is_of_keras(compared.loss)
-            marks = (1.0,) if is_of_keras else (*trials.MARKS, *_compared_numbers(compared))
+            is_known = is_of_keras(compared.loss)
+            marks = (1.0,) if is_known else (*trials.MARKS, *_compared_numbers(compared))
             marked = trials.marked(values, labels, marks)
             if _add_up(functools.partial(adds_up, by_divisor), by_divisor, marked):
                 return divisor
-            if not is_of_keras:
+            if not is_known:
                 raise errors.LayerError(
                     f"the loss {name!r} divides by a count of some labels of the mini-batch, which "
                     "a micro-batch does not know. If it leaves the others out, give them sample "
@@ -253,14 +253,13 @@ def _add_up(
 
 def _compared_numbers(compared: Comparison) -> list[float]:
     """Return the numbers with which a loss compares its labels, among others."""
-    trace = tf.function(lambda: compared.sum("one"), autograph=False)
     try:
-        return trials.compared_numbers(trace.get_concrete_function().graph)
+        return trials.compared_numbers(trials.graph_of(lambda: compared.sum("one")))
     except Exception:  # noqa: BLE001 (a loss that cannot be traced is refused by its cell)
         return []
 
 
-def _is_of_keras(loss: Callable[..., Any]) -> bool:
+def is_of_keras(loss: Callable[..., Any]) -> bool:
     """Return whether a loss is one of Keras' own, and no function of a user in one of them."""
     kinds = type(loss), getattr(loss, "fn", loss)
     return all(getattr(kind, "__module__", "").startswith("keras.") for kind in kinds)

@@ -111,18 +111,19 @@ def marked(values: Values, names: Sequence[str], marks: Sequence[float]) -> Iter
                 values[name],
             )
             for name in names
-            if _holds(values[name].dtype, mark)
+            if may_hold(values[name].dtype, mark)
         }
         if changed:
             yield {**values, **changed}
 
 
-def compared_numbers(graph: tf.Graph) -> list[float]:
-    """Return the numbers with which a graph compares tensors, and these plus 1.
+def graph_of(function: Callable[[], object]) -> tf.Graph:
+    """Return the graph of a function of no arguments."""
+    return tf.function(function, autograph=False).get_concrete_function().graph
 
-    Args:
-        graph: of a function whose labels may be among these numbers.
-    """
+
+def compared_numbers(graph: tf.Graph) -> list[float]:
+    """Return the numbers with which a graph compares tensors, and these plus 1."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     arrays = {n.name: tf.make_ndarray(n.attr["value"].tensor) for n in nodes if n.op == "Const"}
@@ -131,7 +132,7 @@ def compared_numbers(graph: tf.Graph) -> list[float]:
     return [*dict.fromkeys(float(number) for c in compared for number in (c, c + 1))]
 
 
-def _holds(dtype: tf.DType, number: float) -> bool:
+def may_hold(dtype: tf.DType, number: float) -> bool:
     """Return whether a tensor may have this number."""
     if dtype.is_integer:
         return math.isfinite(number) and dtype.min <= number <= dtype.max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,104 @@ def test_a_layer_is_tried_without_a_trace() -> None:
 def test_an_added_loss_that_compares_examples_is_said(function: Any) -> None:
     with pytest.warns(UserWarning, match="the loss that it adds compares examples with each other"):
         trained_with(AddsLoss(function))
+
+
+class Endpoint(keras.layers.Layer):
+    """Adds a mean over the labels that are kept: of each example, or of all together."""
+
+    def __init__(self, ignored: int, axis: int | None) -> None:
+        super().__init__()
+        self.ignored, self.axis = ignored, axis
+
+    def call(self, inputs: Any) -> Any:
+        labels, outputs = inputs
+        kept = keras.ops.cast(labels != self.ignored, outputs.dtype)
+        losses = kept * (outputs - keras.ops.cast(labels, outputs.dtype)) ** 2
+        count = keras.ops.maximum(keras.ops.sum(kept, self.axis), 1)
+        self.add_loss(keras.ops.mean(keras.ops.sum(losses, self.axis) / count))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("ignored", "axis", "warned"),
+    [(0, None, True), (-1, None, True), (-999, None, True), (-1, 1, False)],
+)
+def test_an_added_loss_that_counts_labels_is_said(
+    ignored: int, axis: int | None, warned: bool
+) -> None:
+    x, labels = keras.Input([6]), keras.Input([5], dtype="int32")
+    y = Endpoint(ignored, axis)([labels, keras.layers.Dense(5)(x)])
+    model = PipelinedModel(keras.Model([x, labels], y), 2, 3)
+    model.compile("sgd")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.train_on_batch([X, np.ones([len(X), 5], "int32")])
+    assert any("or divides by how many have some label" in str(w.message) for w in found) == warned
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_a_loss_that_reads_a_variable_is_refused(num_micro_batches: int) -> None:
+    weight = keras.Variable(0.5, name="beta")
+
+    def annealed(labels: Any, outputs: Any) -> Any:
+        return weight * keras.ops.mean((labels - outputs) ** 2, -1)
+
+    x = keras.Input([6])
+    model = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(model, 2, num_micro_batches)
+    model.compile("sgd", annealed)
+    with pytest.raises(errors.LayerError, match="the loss 'annealed' reads the variable 'beta'"):
+        model.train_on_batch(X, X[:, :3])
+
+
+def test_a_metric_that_reads_a_variable_has_its_later_values() -> None:
+    scale = keras.Variable(2.0, trainable=False)
+
+    def in_units(labels: Any, outputs: Any) -> Any:
+        return scale * keras.ops.mean(keras.ops.abs(labels - outputs), -1)
+
+    x = keras.Input([6])
+    plain = keras.Model(x, keras.layers.Dense(3)(keras.layers.Dense(8)(x)))
+    model = PipelinedModel(plain, 2, 3)
+    model.compile("sgd", "mse", metrics=[in_units])
+    before = model.test_on_batch(X, X[:, :3], return_dict=True)["in_units"]
+    assert before == pytest.approx(2 * np.abs(plain(X) - X[:, :3]).mean())
+    scale.assign(4.0)
+    assert model.test_on_batch(X, X[:, :3], return_dict=True)["in_units"] != pytest.approx(before)
+
+
+def test_a_pipelined_model_is_no_layer_of_another() -> None:
+    model = PipelinedModel(two_outputs(), 2)
+    with pytest.raises(errors.LayerError, match="cannot be a layer of a model"):
+        model(keras.Input([6]))
+
+
+@pytest.mark.parametrize("given", ["model.keras", keras.layers.Dense(3)])
+def test_what_is_no_model_is_refused(given: Any) -> None:
+    with pytest.raises(errors.LayerError, match=r"expected a keras.Model, got (str|Dense)\."):
+        PipelinedModel(given, 2)
+
+
+def test_a_penalty_by_a_lambda_is_no_matter_of_saving() -> None:
+    x = keras.Input([6])
+    penalized = keras.layers.Dense(3, kernel_regularizer=lambda w: keras.ops.sum(w**2))
+    model = PipelinedModel(keras.Model(x, penalized(keras.layers.Dense(8)(x))), 2)
+    model.compile("sgd", "mse")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.train_on_batch(X, X[:, :3])
+    assert not [warning for warning in found if "lambda" in str(warning.message)]
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_layer_of_texts_is_tried() -> None:
+    x = keras.Input([1], dtype="string")
+    hashed = keras.layers.Embedding(7, 3)(keras.layers.Hashing(7)(x))
+    y = keras.layers.Dense(2)(keras.layers.Flatten()(hashed))
+    model = PipelinedModel(keras.Model(x, y), 2, 2)
+    model.compile("sgd", "mse")
+    texts = tf.constant([["a"], ["b"], ["c"], ["d"]])
+    assert np.isfinite(model.train_on_batch(texts, np.ones([4, 2])))
 
 
 @pytest.mark.parametrize("name", ["train_step", "compute_loss", "compute_metrics", "predict_step"])

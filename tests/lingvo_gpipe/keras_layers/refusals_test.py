@@ -148,7 +148,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (Remembers, ROWS, "its call stores a value in the attribute 'seen'"),
     (HoldsVariable, ROWS, "its call reads the variable 'factor', which Keras does not list"),
     (MakesVariable, ROWS, "cannot be"),
-    (Writes, ROWS, "its call writes its variable 'total'. Only moving statistics"),
+    (Writes, ROWS, "its call writes its variable 'total'. A pipeline changes moving"),
     (
         lambda: layers.SpectralNormalization(layers.Dense(3)),
         ROWS,
@@ -159,7 +159,7 @@ REFUSED: list[tuple[Any, tuple[int, ...], str]] = [
     (Prints, ROWS, "stateful operation"),
     (HidesLoss, ROWS, "a loss inside a loop or branch, where it cannot be collected"),
     (Measures, ROWS, "its call updates a metric"),
-    (NormTwice, ROWS, "its batch norm norm is called twice in one call"),
+    (NormTwice, ROWS, "its batch norm norm is called 2 times in one call"),
     (lambda: layers.Normalization(), ROWS, "must adapt to data before it can be called"),
     (lambda: layers.BatchNormalization(renorm=True), ROWS, "synchronized or renorm"),
     (

@@ -162,8 +162,6 @@ class Gain(base.Layer):
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             return base.Meta(inputs[0])
 
-    params: Params
-
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         x, gain = inputs
         return x * gain
@@ -294,8 +292,6 @@ class Divide(base.Layer):
     class Params(base.Layer.Params):
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             return base.Meta(inputs[0]["mean"])
-
-    params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         mean = inputs["mean"]

@@ -25,8 +25,6 @@ class Both(base.Layer):
             rest = (tf.TensorSpec([size, depth - 2], dtype), tf.TensorSpec([size], tf.int32))
             return base.Meta({"low": tf.TensorSpec([size, 2], dtype), "rest": rest})
 
-    params: Params
-
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         rounded = tf.cast(tf.reduce_sum(inputs, -1) * 100, tf.int32)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors, hyperparams, layers, optim, pipelining, task
 from lingvo_gpipe.execution import executor, replica_pass
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import learner
 from tests.networks import pipelines
 
@@ -29,14 +29,11 @@ SPLIT_TABLES = {
 CLASSES, VOCABULARY = 5, 7
 
 
-class Faulty(layers.Layer):
+class Faulty(layers.Identity):
     """x: [B, D] → x; reads a row that is not there, forward or backward, for the second half."""
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Identity.Params):
         backward: bool = hyperparams.field(False, "Fails in the gradient.")
-
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     params: Params
 
@@ -202,12 +199,8 @@ def test_a_value_out_of_range_is_named_where_it_is_looked_for_only_after_the_err
     check(fault, k, "1f1b", "value_and_gradients")
 
 
-class Huge(layers.Layer):
+class Huge(layers.Identity):
     """x → x; needs a tensor of 14.6 TiB, whose size is not known while tracing."""
-
-    class Params(layers.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         del theta
@@ -339,12 +332,8 @@ def test_a_step_that_does_not_fail_again_says_so() -> None:
     assert str(explained).startswith("a step failed (the device was lost), but not when its slots")
 
 
-class Nested(layers.Layer):
+class Nested(layers.Identity):
     """x → x; reads a row that is not there, in a function whose operations have no scope."""
-
-    class Params(layers.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         del theta, ctx
@@ -367,12 +356,8 @@ def test_a_layer_that_tensorflow_does_not_name_is_found(schedule: str, path: str
         run(pipeline(fault, 3, schedule), mini_batch(fault), path)
 
 
-class Counted(layers.Layer):
+class Counted(layers.Identity):
     """x → x; takes 20 ms and counts its calls."""
-
-    class Params(layers.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     calls = 0
 
@@ -421,14 +406,11 @@ def test_cells_that_have_not_started_do_not_start_after_an_error(
 # --- values that are not finite -------------------------------------------------------------------
 
 
-class Poison(layers.Layer):
+class Poison(layers.Identity):
     """x → x; makes a value of the forward, or only the gradient, not finite."""
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Identity.Params):
         where: Literal["forward", "gradient"] = hyperparams.field("forward", "Which pass.")
-
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     params: Params
 

@@ -366,14 +366,8 @@ class Odd(base.Layer):
         return inputs
 
 
-class Tag(base.Layer):
+class Tag(layers.Identity):
     """Strings → strings."""
-
-    class Params(base.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> base.Meta:
-            return base.Meta(inputs[0])
-
-    params: Params
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx

@@ -16,15 +16,12 @@ from lingvo_gpipe.layers import base
 FIELDS = {"x": tf.TensorSpec([8, 4]), "label": tf.TensorSpec([8], tf.int32)}
 
 
-class Noise(layers.Layer):
+class Noise(layers.Identity):
     """x: [B, D] → x plus noise, from a loop."""
 
-    class Params(layers.Layer.Params):
+    class Params(layers.Identity.Params):
         reads_seed: bool = hyperparams.field(True, "Reads ctx.seed.")
         is_used: bool = hyperparams.field(True, "Returns what it draws.")
-
-        def _meta(self, *inputs: Any) -> base.Meta:
-            return base.Meta(inputs[0])
 
     params: Params
 

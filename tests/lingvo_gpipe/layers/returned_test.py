@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, hyperparams, layers, pipelining
-from lingvo_gpipe.layers.base import Layer, Meta
 
 hyperparams.register_package(__name__)
 
@@ -21,12 +20,9 @@ RESULTS: dict[str, Any] = {
 }
 
 
-class Bad(Layer):
-    class Params(Layer.Params):
+class Bad(layers.Identity):
+    class Params(layers.Identity.Params):
         result: str = hyperparams.required("Which wrong result.")
-
-        def _meta(self, *inputs: Any) -> Meta:
-            return Meta(outputs=inputs[0])
 
     params: Params
 

@@ -41,8 +41,6 @@ class Tripled(base.Layer):
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             return base.Meta((inputs[0],) * 3)
 
-    params: Params
-
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         return (inputs,) * 3

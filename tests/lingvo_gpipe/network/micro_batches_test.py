@@ -23,8 +23,6 @@ class MeanOfAll(base.Layer):
         def _meta(self, *inputs: SpecNest) -> base.Meta:
             return base.Meta(tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype))
 
-    params: Params
-
     def fprop(self, theta: Theta, inputs: Nest, ctx: base.Context) -> Nest:
         del theta, ctx
         return tf.reduce_mean(inputs, 0)

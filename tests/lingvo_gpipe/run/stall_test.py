@@ -19,19 +19,15 @@ from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.input import Batch, Batches
 from lingvo_gpipe.layers.base import Theta
-from lingvo_gpipe.nests import Nest, SpecNest
+from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import loop, process
 from tests.tiny_task import tiny_task
 
 RELEASED = threading.Event()
 
 
-class Stuck(layers.Layer):
+class Stuck(layers.Identity):
     """x → x; waits until RELEASED in the second micro-batch of a step (or 20 s)."""
-
-    class Params(layers.Layer.Params):
-        def _meta(self, *inputs: SpecNest) -> layers.Meta:
-            return layers.Meta(inputs[0])
 
     def fprop(self, theta: Theta, inputs: Nest, ctx: layers.Context) -> Nest:
         del theta

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from lingvo_gpipe import errors, hyperparams, network, pipelining, seeds
+from lingvo_gpipe import errors, hyperparams, network, pipelining
 from lingvo_gpipe.keras_layers.model import Network, from_keras_model
 from lingvo_gpipe.layers import base
 from tests.lingvo_gpipe.keras_layers import whole_models
@@ -22,62 +22,19 @@ def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
     return whole_models.random(*shape, seed=seed, dtype=dtype)
 
 
-class Chain:
-    """Runs the layers of a network in a loop, without our pipeline."""
-
-    def __init__(self, cut: Network, fields: dict[str, Any]) -> None:
-        self.cut = cut
-        self.layers: list[base.Layer] = [own.instantiate() for own in cut.layers]
-        self.values: dict[str, tf.Tensor] = {}
-        self.metas: list[base.Meta] = []
-        specs = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in fields.items()}
-        for own in cut.layers:
-            meta: base.Meta = own.fprop_meta(*[specs[name] for name in own.reads])
-            self.metas.append(meta)
-            written = meta.outputs if len(own.writes) > 1 else (meta.outputs,)
-            specs.update(zip(own.writes, written, strict=True))
-            for v in meta.variables:
-                if v.tie is None:
-                    path = f"{own.name}/{v.path}"
-                    seed = seeds.variable_seed(0, path)
-                    self.values[path] = v.initializer(v.shape, v.dtype, seed)
-
-    def run(
-        self, fields: dict[str, Any], *, training: bool, values: dict[str, tf.Tensor] | None = None
-    ) -> tuple[list[tf.Tensor], dict[str, Any]]:
-        """Return the network's outputs, and moments by layer path."""
-        stream = {name: tf.convert_to_tensor(x) for name, x in fields.items()}
-        tensors = self.values if values is None else values
-        moments: dict[str, Any] = {}
-        for own, layer, meta in zip(self.cut.layers, self.layers, self.metas, strict=True):
-            parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-            for v in meta.variables:
-                *parents, last = v.path.split("/")
-                node = parts[v.is_state]
-                for parent in parents:
-                    node = node.setdefault(parent, {})
-                node[last] = tensors[v.tie or f"{own.name}/{v.path}"]
-            ctx = whole_models.context(own.name, training=training, state=parts[1])
-            inputs = [stream[name] for name in own.reads]
-            outputs = layer.run(parts[0], inputs[0] if len(inputs) == 1 else tuple(inputs), ctx)
-            written = outputs if len(own.writes) > 1 else (outputs,)
-            stream.update(zip(own.writes, written, strict=True))
-            for path, given in ctx.collected.moments.items():
-                state = parts[1]
-                for part in path.split("/")[1:]:
-                    state = state[part]
-                merged = layer.find(path.partition("/")[2]).merge_moments(state, given)
-                moments.update({f"{path}/{name}": value for name, value in merged.items()})
-        return [stream[name] for name in keras.tree.flatten(self.cut.outputs)], moments
+def pipeline(cut: Network) -> Any:
+    """Return the pipeline of a cut model, in one cell."""
+    return pipelining.PipeliningLayer.Params(
+        layers=cut.layers, inputs=cut.inputs, outputs=cut.outputs
+    ).instantiate()
 
 
 def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:
     """Check that a cut model and the model return the same; return the cut."""
     cut = from_keras_model(model, **options)
-    fields = dict(zip(keras.tree.flatten(cut.inputs), inputs, strict=True))
-    outputs, _ = Chain(cut, fields).run(fields, training=False)
-    expected = model(list(inputs) if len(inputs) > 1 else inputs[0], training=False)
-    for ours, theirs in zip(outputs, keras.tree.flatten(expected), strict=True):
+    given = list(inputs) if len(inputs) > 1 else inputs[0]
+    outputs, expected = pipeline(cut)(given), model(given, training=False)
+    for ours, theirs in zip(*map(keras.tree.flatten, (outputs, expected)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
     again = hyperparams.Params
     for own in cut.layers:
@@ -144,8 +101,7 @@ def test_without_its_weights_a_model_starts_from_the_seeds_of_the_pipeline() -> 
     kernels = []
     for _ in range(2):
         cut = from_keras_model(residual(), keep_weights=False)
-        pipe = pipelining.PipeliningLayer.Params(layers=cut.layers, outputs=cut.outputs)
-        built = pipe.instantiate()
+        built = pipeline(cut)
         built.build({cut.inputs: random(2, 8, 8, 3)})
         kernels.append({path: weight.numpy() for path, weight in built.weights.items()})
     for path, kernel in kernels[0].items():
@@ -156,10 +112,11 @@ def test_an_unbuilt_sequential_model_starts_from_its_initializers() -> None:
     model = keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)])
     cut = from_keras_model(model)
     assert cut.inputs == "x"
-    fields = {"x": random(6, 4)}
-    outputs, moments = Chain(cut, fields).run(fields, training=True)
-    assert outputs[0].shape == (6, 3)
-    assert set(moments) == {
+    pipe = pipeline(cut)
+    pipe.build({"x": random(6, 4)})
+    ctx = pipe.context(training=True)
+    assert pipe(random(6, 4), ctx=ctx).shape == (6, 3)
+    assert set(pipe.merge_moments(ctx.collected.moments)) == {
         "batch_normalization/moving_mean",
         "batch_normalization/moving_variance",
     }
@@ -266,10 +223,8 @@ def test_masks_travel_by_names_that_somebody_reads() -> None:
     written = {own.name: own.writes for own in cut.layers}
     assert written["embedding"] == ("embedding", "embedding.mask")
     assert written["bidirectional"] == ("bidirectional",)
-    chain = Chain(cut, {"words": batch})
     full = np.where(batch == 0, 1, batch)
-    different = chain.run({"words": full}, training=False)[0][0]
-    assert np.abs(different - model(batch)).max() > 1e-3
+    assert np.abs(pipeline(cut)(full) - model(batch)).max() > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'inner':UserWarning")
@@ -335,37 +290,6 @@ def test_a_model_without_a_graph_is_refused() -> None:
 # --- Training: gradients, dropout, moving statistics ------------------------------------------
 
 
-@pytest.mark.usefixtures("float64")
-def test_gradients_and_statistics_are_those_of_keras() -> None:
-    model = residual()
-    whole_models.warm(model)
-    cut = from_keras_model(model)
-    fields = {"image": random(6, 8, 8, 3, dtype="float64")}
-    chain = Chain(cut, fields)
-    weight = tf.constant(random(6, 4, seed=9, dtype="float64"))
-    ours = dict(chain.values)
-    with tf.GradientTape() as tape:
-        tape.watch(list(ours.values()))
-        outputs, moved = chain.run(fields, training=True, values=ours)
-        loss = tf.reduce_sum(outputs[0] * weight)
-    gradients = dict(zip(ours, tape.gradient(loss, list(ours.values())), strict=True))
-    whole_models.seed_layers(cut)
-    with tf.GradientTape() as plain:
-        expected = model(fields["image"], training=True)
-        loss = tf.reduce_sum(expected * weight)
-    np.testing.assert_allclose(outputs[0], expected, rtol=1e-12, atol=1e-12)
-    wanted = plain.gradient(loss, [v.value for v in model.trainable_variables])
-    names = whole_models.paths_of(cut)
-    assert sorted(names.values()) == sorted(ours)
-    for variable, gradient in zip(model.trainable_variables, wanted, strict=True):
-        path = names[id(variable)]
-        np.testing.assert_allclose(gradients[path], gradient, rtol=1e-10, atol=1e-10, err_msg=path)
-    assert len(moved) == len(model.non_trainable_weights) == 4
-    for variable in model.non_trainable_weights:
-        path = names[id(variable)]
-        np.testing.assert_allclose(moved[path], variable.numpy(), rtol=1e-12, err_msg=path)
-
-
 class Precise(layers.Layer):
     """Computes in the model's dtype, then in float32, and reads a float32 weight as it is."""
 
@@ -399,9 +323,7 @@ def test_sublayers_of_another_dtype_read_weights_that_are_not_rounded() -> None:
         v.path: v.compute for v in cut.layers[-1].fprop_meta(tf.TensorSpec([6, 5])).variables
     }
     assert [path for path, dtype in compute.items() if dtype == tf.bfloat16] == ["low/kernel"]
-    pipe: Any = pipelining.PipeliningLayer.Params(
-        layers=cut.layers, inputs=cut.inputs, outputs=cut.outputs, num_partitions=1
-    ).instantiate()
+    pipe = pipeline(cut)
     pipe.build({cut.inputs: x})
     with tf.GradientTape() as tape:
         own = pipe(x, training=True)
@@ -414,25 +336,9 @@ def test_sublayers_of_another_dtype_read_weights_that_are_not_rounded() -> None:
 
 
 @pytest.mark.sameness_grid
-@pytest.mark.sameness_grid
-def test_resnet50_layer_by_layer_is_resnet50() -> None:
+def test_resnet50_is_cut_layer_by_layer() -> None:
     model = keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=4)
-    cut = from_keras_model(model)
-    assert len(cut.layers) == 176
-    fields = {cut.inputs: random(3, 32, 32, 3)}
-    chain = Chain(cut, fields)
-    names = whole_models.paths_of(cut)
-    assert set(chain.values) == set(names.values())
-    for training in (False, True):
-        outputs, moved = chain.run(fields, training=training)
-        expected = model(fields[cut.inputs], training=training)
-        np.testing.assert_allclose(outputs[0], expected, rtol=1e-6, atol=1e-6)
-    assert len(moved) == len(model.non_trainable_weights)
-    for variable in model.non_trainable_weights:
-        path = names[id(variable)]
-        np.testing.assert_allclose(
-            moved[path], variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=path
-        )
+    assert len(same(model, random(3, 32, 32, 3)).layers) == 176
 
 
 def test_a_normalization_keeps_what_it_has_adapted_to() -> None:
@@ -441,10 +347,7 @@ def test_a_normalization_keeps_what_it_has_adapted_to() -> None:
     norm.adapt(x)
     for first in (norm, layers.Normalization()):  # adapted; built alone, which is 0 and 1
         model = keras.Sequential([keras.Input((6, 6, 3)), first, layers.Conv2D(4, 3)])
-        cut = from_keras_model(model)
-        fields = {cut.inputs: x}
-        outputs, _ = Chain(cut, fields).run(fields, training=False)
-        np.testing.assert_allclose(outputs[0], model(x), rtol=1e-6, atol=1e-6)
+        same(model, x)
 
 
 def applications() -> list[str]:
@@ -484,15 +387,23 @@ def test_every_model_of_keras_applications_is_cut(name: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("num_partitions", "schedule"), [(1, "gpipe"), (2, "1f1b"), (3, "gpipe")])
-def test_a_small_model_in_a_pipeline_is_the_model(num_partitions: int, schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "num_partitions", "schedule"),
+    [((6,), 1, "gpipe"), ((3, 2), 1, "gpipe"), ((3, 2), 2, "1f1b"), ((3, 2), 3, "gpipe")],
+)
+def test_a_small_model_in_a_pipeline_is_the_model(
+    sizes: tuple[int, ...], num_partitions: int, schedule: str
+) -> None:
     model = residual()
     whole_models.warm(model)
+    images = random(sum(sizes), 8, 8, 3, dtype="float64")
     whole_models.check(
         model,
-        [random(5, 8, 8, 3, dtype="float64")],
+        [images],
+        sizes=sizes,
         num_partitions=num_partitions,
         schedule=schedule,
+        tolerance=1e-12,
     )
 
 

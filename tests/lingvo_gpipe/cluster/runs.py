@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.lingvo_gpipe.cluster import fakes
 
@@ -119,10 +120,10 @@ class Run:
         words = ("supervisor-of-chief", str(self.folder), json.dumps(self.addresses), steps)
         return self.start("supervisor", *words, cwd=cwd, **environment)
 
-    def start_all(self, steps: int = STEPS) -> None:
+    def start_all(self, steps: int | str = STEPS, **of_chief: Any) -> None:
         for index in range(len(self.addresses) - 1):
             self.start_worker(index)
-        self.start_chief(str(steps))
+        self.start_chief(str(steps), **of_chief)
 
     def pid(self, name: str) -> int:
         return int((self.folder / f"{name}.pid").read_text())
@@ -140,6 +141,11 @@ class Run:
 
     def codes(self) -> dict[str, int]:
         return {name: process.wait(LIMIT_S) for name, process in self._started.items()}
+
+    def check_end(self, steps: int = STEPS) -> None:
+        """Check that all supervisors end well, after all steps."""
+        assert set(self.codes().values()) == {0}
+        assert self.step == steps
 
     def end(self) -> None:
         for process in self._started.values():
@@ -164,6 +170,15 @@ def named(pid: int) -> str:
 
 def says(run: Run, what: str, name: str = "supervisor") -> bool:
     return any(what in line for line in run.lines(name))
+
+
+def wait_for_restart(run: Run) -> str:
+    """Wait for the first restart, which must come in time; return the line that says why."""
+    began_s = time.monotonic()
+    wait_for(lambda: says(run, "restart 1"), "the restart")
+    assert time.monotonic() - began_s < DETECTED_S
+    (line,) = (line for line in run.lines() if "restart 1" in line)
+    return line
 
 
 def has_gone_on(run: Run, step: int) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support import programs
 
 ROOT = Path(__file__).parents[1]
 
@@ -185,15 +185,8 @@ def test_a_second_copy_is_named(module: str, source: str) -> None:
 def modules_loaded_by(source: str) -> set[str]:
     """Run `source` in a new interpreter and return the modules that are loaded afterwards."""
     report = "\nimport sys\nprint(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source) + report],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
-    assert run.returncode == 0, run.stderr
-    return set(run.stdout.splitlines()[-1].split())
+    out = programs.output(textwrap.dedent(source) + report, TF_CPP_MIN_LOG_LEVEL="2")
+    return set(out.splitlines()[-1].split())
 
 
 def test_plain_modules_load_no_tensorflow() -> None:

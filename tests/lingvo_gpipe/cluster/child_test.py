@@ -6,24 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lingvo_gpipe.cluster import child
 from tests.lingvo_gpipe.cluster.runs import is_gone, wait_for
+from tests.support import programs
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
 
 def start(program: str) -> child.Child:
     imports = "from lingvo_gpipe.cluster import child\nchannel = child.channel()\n"
-    return child.Child((sys.executable, "-c", imports + program), ENVIRONMENT)
+    return child.Child((sys.executable, "-c", imports + program), programs.environment())
 
 
 def test_the_state_of_a_child_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = child.Child(SLEEP, ENVIRONMENT)
+    process = child.Child(SLEEP, programs.environment())
     assert process.fault() is None
     process.signal(signal.SIGSTOP)
     wait_for(lambda: process.fault() == "its process is stopped", "the stop")
@@ -74,7 +73,10 @@ def test_a_child_ends_with_its_parent_however_that_ends() -> None:
         "print(started.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=programs.environment(),
     )
     with parent:
         assert parent.stdout is not None

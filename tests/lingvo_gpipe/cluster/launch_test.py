@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import pytest
 
 from lingvo_gpipe import trainer
 from lingvo_gpipe.cluster import launch, members
+from tests.support import programs
 
-ROOT = str(Path(__file__).parents[3])
 JOBS = {"chief": ["127.0.0.1:21"], "worker": ["127.0.0.1:22", "127.0.0.1:23"]}
 FILES: dict[str, bytes] = {
     "cluster.json": json.dumps({"cluster": JOBS}).encode(),
@@ -88,7 +87,7 @@ def test_the_secret_is_in_no_command_line_and_tensorflow_is_not_needed(folder: P
         [sys.executable, "-c", program, *flags, "--model=none", f"--logdir={folder}"],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": ROOT},
+        env=programs.environment(),
     ) as supervisor:
         try:
             words = set()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lingvo_gpipe.cluster import local
+from tests.support import programs
 
 NETWORK = """
 import ctypes, os, socket, sys
@@ -42,15 +41,7 @@ def may_become(user: int) -> bool:
 def test_a_private_network_has_nothing_but_its_own_loopback(user: int) -> None:
     if user and not may_become(user):
         pytest.skip("only root, of a namespace that has it, can become another user")
-    found = subprocess.run(
-        [sys.executable, "-c", NETWORK, str(user)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
-    first, *lines = found.stdout.splitlines()
+    first, *lines = programs.output(NETWORK, str(user)).splitlines()
     if first.startswith("this system allows no private network"):
         pytest.skip(first)
     assert [first, *lines] == ["127.0.0.1:2223", "127.0.0.1:2224", "Network is unreachable"]

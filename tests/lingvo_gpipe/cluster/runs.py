@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.lingvo_gpipe.cluster import fakes
+from tests.support import programs
 
-ROOT = str(Path(__file__).parents[3])
 STEPS = 40
 STEPS_OF_STOPS = 150  # they are noticed after 1.5 s
 LIMIT_S = 15.0
@@ -93,12 +92,7 @@ class Run:
                 stderr=errors_file,
                 text=True,
                 cwd=cwd,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": ROOT,
-                    "TMPDIR": str(self.temporary),
-                    **environment,
-                },
+                env=programs.environment(TMPDIR=str(self.temporary), **environment),
             )
         self._started[name] = process
         return process

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,8 @@ import pytest
 
 from lingvo_gpipe.run.checkpoints import SavedValues
 from tests.hub.chief import WEIGHT_BYTES
+from tests.lingvo_gpipe.cluster.runs import free_addresses
+from tests.support import programs
 
 PATIENCE_S = 300.0
 PER_VARIABLE = 3 * 2**10
@@ -45,16 +45,6 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in taken]
-
-
 @contextlib.contextmanager
 def workers(log: Path) -> Iterator[str]:
     """Run two worker processes; yield their addresses as JSON."""
@@ -67,7 +57,7 @@ def workers(log: Path) -> Iterator[str]:
                 command("tests.hub.worker", addresses, str(index)),
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environment(),
+                env=programs.environment(),
             )
             stack.enter_context(process)  # waits for its end
             stack.callback(process.kill)
@@ -91,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
                 command("tests.hub.chief", str(folder / name), *arguments),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment(),
+                env=programs.environment(),
                 text=True,
             )
             stack.enter_context(chief)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +22,7 @@ from lingvo_gpipe.run import checkpoints, export, loop
 from lingvo_gpipe.tasks.image import SklearnDigits
 from lingvo_gpipe.tasks.image.model import convnet
 from tests import sliced_task
-from tests.support import saved
+from tests.support import programs, saved
 
 NAMES = tuple(f"digit {n}" for n in range(10))
 
@@ -140,12 +138,7 @@ def test_tensorflow_alone_serves_it(trained: tuple[Any, Path], tmp_path: Path) -
     wanted = tf.saved_model.load(str(own)).signatures["serving_default"](image_bytes=png(images))
     np.save(tmp_path / "png.npy", png(images).numpy())
     program = f"""
-import json, sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("lingvo_gpipe", "sklearn", "matplotlib"):
-            raise ImportError(name + " is not there")
-sys.meta_path.insert(0, Hidden())
+import json
 import numpy as np
 import tensorflow as tf
 model = tf.saved_model.load({str(own)!r})
@@ -153,11 +146,8 @@ given = tf.constant(np.load({str(tmp_path / "png.npy")!r}, allow_pickle=True))
 probabilities = model.signatures["serving_default"](image_bytes=given)["probabilities"]
 print(json.dumps([probabilities.numpy().tolist(), "lingvo_gpipe" in sys.modules]))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    probabilities, imported = json.loads(run.stdout.splitlines()[-1])
+    out = programs.output(programs.hiding("lingvo_gpipe", "sklearn", "matplotlib") + program)
+    probabilities, imported = json.loads(out.splitlines()[-1])
     np.testing.assert_allclose(probabilities, wanted["probabilities"], rtol=1e-6)
     assert not imported
 

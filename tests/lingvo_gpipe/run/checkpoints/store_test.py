@@ -6,9 +6,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -20,7 +17,7 @@ import tensorflow as tf
 from lingvo_gpipe import errors
 from lingvo_gpipe.run import checkpoints
 from lingvo_gpipe.run.checkpoints import files, saved
-from tests.support import disks
+from tests.support import disks, programs
 
 
 def network(fill: float = 0.0, device: str = "CPU:0", **more: Any) -> dict[str, Any]:
@@ -427,14 +424,7 @@ def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(
 
 def kill_at(directory: pathlib.Path, instants: tuple[str, ...]) -> None:
     """Kill processes at different instants of their second save, all processes at once."""
-    program = [sys.executable, "-c", textwrap.dedent(KILLED_CHILDREN)]
-    done = subprocess.run(
-        [*program, directory, *instants],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = programs.run(KILLED_CHILDREN, str(directory), *instants)
     assert done.stdout.split() == [str(-signal.SIGKILL)] * len(instants), done.stderr
     for instant in instants:
         check_after_kill(directory / instant, instant)

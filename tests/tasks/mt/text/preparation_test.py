@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from lingvo_gpipe.tasks.mt.text import preparation, records
 from lingvo_gpipe.tasks.mt.text.corpora import text_files
 from lingvo_gpipe.tasks.mt.text.records import PairText
 from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
+from tests.support import programs
 from tests.tasks.mt import toy_text
 
 SIZES = {"de": 300, "sw": 40}
@@ -276,12 +274,7 @@ def test_a_killed_command_leaves_nothing_that_is_taken_for_whole(
     folder: Path, tmp_path: Path
 ) -> None:
     flags = [f"--output={tmp_path / 'out'}", f"--translate_folder={folder}"]
-    killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, *flags, "--vocabulary_size=330"],
-        check=False,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    killed = programs.run(_KILLED, *flags, "--vocabulary_size=330")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "out").exists()
     found, _ = run(toy_text.params(folder), tmp_path / "out")

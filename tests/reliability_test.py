@@ -22,12 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from lingvo_gpipe import optim
 from lingvo_gpipe.run import checkpoints, log_directory, loop
+from tests.support import programs, saved
 from tests.tiny_task import tiny_task
 
 STEPS = 30
@@ -125,13 +124,6 @@ def undisturbed(
     return found
 
 
-def values(prefix: str) -> dict[str, bytes]:
-    """Return the bits of everything in a checkpoint."""
-    reader = tf.train.load_checkpoint(prefix)
-    names = reader.get_variable_to_shape_map()
-    return {name: np.asarray(reader.get_tensor(name)).tobytes() for name in names}
-
-
 def killed_and_resumed(
     context: ForkServerContext, folder: Path, instants: list[tuple[int, float]]
 ) -> loop.Result:
@@ -161,7 +153,7 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(
     instants = [(FIRST_IS_WHOLE, 0.0), (4, 0.02), (3, 0.15)]
     result = killed_and_resumed(context, tmp_path, instants)
     assert (result.step, result.ended) == (STEPS, "max_steps")
-    assert values(result.checkpoint) == values(undisturbed.checkpoint)
+    saved.check_same(undisturbed.checkpoint, result.checkpoint)
     assert result.metrics == undisturbed.metrics
 
 
@@ -179,7 +171,7 @@ def test_a_run_killed_eight_times_at_random_instants_ends_with_the_same_bits(
     instants[2] = (max(instants[2][0], FIRST_IS_WHOLE), instants[2][1])
     instants[3] = (max(instants[3][0], SAVED_EVERY + 1), instants[3][1])
     result = killed_and_resumed(context, tmp_path, instants)
-    assert values(result.checkpoint) == values(undisturbed.checkpoint)
+    saved.check_same(undisturbed.checkpoint, result.checkpoint)
     assert result.metrics == undisturbed.metrics
 
 
@@ -209,10 +201,9 @@ def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     mount = f'mount -t tmpfs -o size={size_kib}k none {disk} && exec "$0" -c "$1" {disk} {kept}'
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     found = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, sys.executable, FULL_DISK],
-        env={**os.environ, "PYTHONPATH": path},
+        env=programs.environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -227,5 +218,5 @@ def test_a_disk_that_fills_up_keeps_its_whole_checkpoints(
     assert whole
     told = list(Life.begin(context, kept).lines())
     assert told[0] == f"restored step={checkpoints.step_of(whole[-1])}"
-    assert values(told[-1].checkpoint) == values(undisturbed.checkpoint)
+    saved.check_same(undisturbed.checkpoint, told[-1].checkpoint)
     shutil.rmtree(kept)

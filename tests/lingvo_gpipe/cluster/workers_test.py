@@ -19,10 +19,8 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing import event_accumulator
 
-from lingvo_gpipe.run import checkpoints
-from tests.support import saved
+from tests.support import programs, saved
 
-ROOT = str(Path(__file__).parents[3])
 LIMIT_S = 240.0
 
 
@@ -35,7 +33,7 @@ def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "PYTHONPATH": ROOT},
+            env=programs.environment(),
         )
 
 
@@ -109,13 +107,7 @@ def test_workers_have_the_bits_of_one_process_and_survive_a_kill(tmp_path: Path)
         [line for line in each.splitlines() if line.startswith("test ")] for each in (alone, out)
     ]
     assert results[0] == results[1]
-    expected, found = (
-        saved.values(checkpoints.newest(str(tmp_path / name / "checkpoints")) or "")
-        for name in ("alone", "workers")
-    )
-    assert expected.keys() == found.keys()
-    different = [key for key, value in expected.items() if not np.array_equal(value, found[key])]
-    assert different == []
+    saved.check_same(*(saved.newest(tmp_path / name) for name in ("alone", "workers")))
     trace = json.loads((tmp_path / "workers" / "timeline" / "step_3_replica_0.json").read_text())
     slots = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert {event["tid"] for event in slots} == {0, 1}

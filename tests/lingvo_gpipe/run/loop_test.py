@@ -25,17 +25,6 @@ from tests.support import saved, tensorboard_files
 from tests.tiny_task import Points, one_layer_task, stop_after, tiny_task
 
 
-def final_values(result: loop.Result) -> dict[str, Any]:
-    """Return everything that the run's last checkpoint holds, by key."""
-    return saved.values(result.checkpoint)
-
-
-def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two checkpoints hold the same keys and bits."""
-    assert one.keys() == other.keys()
-    return all(one[key].tobytes() == other[key].tobytes() for key in one)
-
-
 @pytest.fixture
 def lines() -> list[str]:
     """Return a list whose `append` receives the lines of a run."""
@@ -65,7 +54,7 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(
     assert [line for line in lines if line.startswith("restored")] == [
         f"restored step={step}" for step in itertools.accumulate(stops)
     ]
-    assert same_bits(final_values(whole), final_values(parts))
+    saved.check_same(whole.checkpoint, parts.checkpoint)
 
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
@@ -77,7 +66,7 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(tmp_path: Path) -> None:
     cut = loop.run(params, tmp_path / "parts", evaluate=True, should_stop=stop_after(3))
     assert (cut.step, cut.metrics) == (2, {})
     parts = loop.run(params, tmp_path / "parts", evaluate=True)
-    assert same_bits(final_values(whole), final_values(parts))
+    saved.check_same(whole.checkpoint, parts.checkpoint)
 
 
 def test_a_last_evaluation_that_was_cut_off_is_no_result(tmp_path: Path, lines: list[str]) -> None:
@@ -202,14 +191,14 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_layer(tmp_path: Path) -> 
     assert text.startswith("the update of step 3 is not finite: it began in layer ")
     assert f"the last good checkpoint is {tmp_path}/checkpoints/ckpt-3" in text
     assert len(text.splitlines()) == 1
-    values = final_values(loop.Result(3, f"{tmp_path}/checkpoints/ckpt-3", {}, "signal"))
+    values = saved.values(f"{tmp_path}/checkpoints/ckpt-3")
     assert all(np.isfinite(value).all() for key, value in values.items() if "variables" in key)
 
 
 def test_a_loss_scale_that_is_too_large_is_lowered_and_no_update_is_lost(tmp_path: Path) -> None:
     params = tiny_task(max_steps=3, loss_scale=optim.LossScale.Params(initial=2.0**40))
     params.model.dtype = "mixed_float16"
-    found = final_values(loop.run(params, tmp_path))
+    found = saved.values(loop.run(params, tmp_path).checkpoint)
     assert found["step"] == 3
     skipped = int(found["loss_scale/skipped"])
     assert skipped > 10
@@ -302,7 +291,7 @@ def test_checkpoints_written_in_the_background_have_the_same_bits(tmp_path: Path
     assert [checkpoints.step_of(path) for path in folders["at_once"]] == [1, 2, 3, 4, 5]
     for one, other in zip(*folders.values(), strict=True):
         assert checkpoints.step_of(one) == checkpoints.step_of(other)
-        assert same_bits(saved.values(one), saved.values(other))
+        saved.check_same(one, other)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_soon(

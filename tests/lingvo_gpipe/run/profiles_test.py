@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gpipe import errors, network
 from lingvo_gpipe.execution import monitoring
 from lingvo_gpipe.network import replicas
-from lingvo_gpipe.run import checkpoints, loop, profiles
+from lingvo_gpipe.run import loop, profiles
 from lingvo_gpipe.schedule import breakdown, simulate
 from tests.support import saved
 from tests.tiny_task import tiny_task
@@ -67,14 +66,7 @@ def test_chosen_steps_are_recorded_and_numbers_stay(
         task = tiny_task(max_steps=4, accumulate=accumulate)
         task.model.set(num_partitions=2, num_micro_batches=4, num_replicas=num_replicas)
         loop.run(task, tmp_path / name, report=lines.append, profile_steps=chosen)
-    plain, timed = (
-        saved.values(checkpoints.newest(str(tmp_path / name / "checkpoints")) or "")
-        for name in ("plain", "timed")
-    )
-    assert plain.keys() == timed.keys()
-    for key, value in plain.items():
-        np.testing.assert_array_equal(timed[key], value)
-
+    saved.check_same(*(saved.newest(tmp_path / name) for name in ("plain", "timed")))
     folder = tmp_path / "timed" / "timeline"
     traces = sorted(path.name for path in folder.glob("*.json"))
     assert traces == [

@@ -31,13 +31,6 @@ def task(num_replicas: int, **train: Any) -> Any:
     return params
 
 
-def assert_close(one: str, other: str) -> None:
-    first, second = saved.values(one), saved.values(other)
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        np.testing.assert_allclose(second[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
-
-
 def test_a_gradient_of_one_replica_that_is_not_finite_stops_the_update_of_all(
     tmp_path: Path,
 ) -> None:
@@ -60,7 +53,7 @@ def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path, accumulat
         params = task(num_replicas, accumulate=accumulate)
         params.train.max_steps = max_steps
         parts = loop.run(params, tmp_path / "parts", evaluate=max_steps == 6)
-    assert_close(whole.checkpoint, parts.checkpoint)
+    saved.check_same(whole.checkpoint, parts.checkpoint, rtol=1e-9, atol=1e-12)
     assert parts.metrics == pytest.approx(whole.metrics, rel=1e-9)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ import pytest
 from lingvo_gpipe import errors, optim
 from lingvo_gpipe.run import checkpoints, evaluation, learner, loop, run_state
 from tests.sliced_task import THREE, UNEQUAL, WHOLE, in_slices, task_of
-from tests.support.saved import values
-
-
-def newest(folder: Path, name: str = "checkpoints") -> str:
-    found = checkpoints.newest(str(folder / name))
-    assert found is not None
-    return found
+from tests.support.saved import check_same, newest, values
 
 
 def trained(folder: Path, params: Any, steps: int, **options: Any) -> list[str]:
@@ -29,16 +22,6 @@ def trained(folder: Path, params: Any, steps: int, **options: Any) -> list[str]:
     lines: list[str] = []
     loop.run(params, folder, report=lines.append, **options)
     return lines
-
-
-def assert_equal(one: Mapping[str, Any], other: Mapping[str, Any], **tolerance: Any) -> None:
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if tolerance:
-            np.testing.assert_allclose(other[key], value, err_msg=key, **tolerance)
-        else:
-            np.testing.assert_array_equal(other[key], value, err_msg=key)
-            assert other[key].dtype == value.dtype
 
 
 def optimizer(name: str, **config: Any) -> Any:
@@ -87,10 +70,11 @@ def test_a_run_goes_on_with_other_slices_as_the_whole_one(
         lines = trained(tmp_path / "run", params(slices), 2 * number + 2)
         assert f"restored step={2 * number}" in lines
         assert any(line.startswith("    model.slices") for line in lines)
-    once, found = values(newest(tmp_path / "once")), values(newest(tmp_path / "run"))
+    once, run = newest(tmp_path / "once"), newest(tmp_path / "run")
+    found = values(run)
     assert found["step"] == steps
     # The true gradient of a key's bias is 0: of its rounding, Adam makes updates.
-    assert_equal(once, found, rtol=1e-10, atol=2e-11)
+    check_same(once, run, rtol=1e-10, atol=2e-11)
     assert any(np.any(value != 0.0) for key, value in found.items() if key.startswith("slots/"))
 
 
@@ -135,7 +119,7 @@ def test_values_in_slices_are_saved_as_those_of_the_whole(
         state.checkpoints._present = None  # so that it is written
         state.save()
         state.close(lambda _: None)
-    assert_equal(values(newest(source)), values(newest(again)))
+    check_same(newest(source), newest(again))
 
 
 def test_adafactor_goes_on_with_the_same_slices_and_refuses_others(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from lingvo_gpipe.tasks.mt.decoding.translator import Decoder
 from lingvo_gpipe.tasks.mt.input import Translation
 from lingvo_gpipe.tasks.mt.text import records, vocabulary
 from lingvo_gpipe.tasks.mt.text.vocabulary import VocabularyTraining
-from tests.support import saved, tensorboard_files
+from tests.support import programs, saved, tensorboard_files
 from tests.support.jobs import job
 from tests.tasks.mt import toy_model, toy_text
 
@@ -126,12 +125,11 @@ def test_a_run_continues_to_the_same_bits_only_by_its_own_vocabulary(
     loop.run(ran.params, own, evaluate=True, report=lines.append)
     assert "restored step=2" in lines
     assert not any(line.startswith("params changed") for line in lines)
-    before, whole, resumed = (
-        saved.values(str(folder / "checkpoints" / f"ckpt-{step}"))
-        for folder, step in ((own, 2), (ran.folder, 3), (own, 3))
+    saved.check_same(saved.newest(ran.folder), saved.newest(own))
+    before, whole = (
+        saved.values(str(ran.folder / "checkpoints" / f"ckpt-{step}")) for step in (2, 3)
     )
-    assert before.keys() == whole.keys() == resumed.keys()
-    assert {key for key in whole if whole[key].tobytes() != resumed[key].tobytes()} == set()
+    assert before.keys() == whole.keys()
     for part in ("row", "column", "second_moment", "momentum"):
         slots = [key for key in whole if key.endswith(f"/{part}")]
         assert slots, sorted(whole)
@@ -165,18 +163,13 @@ def test_another_process_translates_as_the_search_of_the_trained_network(ran: Ru
     params, folder = ran.params, ran.folder
     rows = ran.words.encode_source(SENTENCES)
     source = tf.ragged.constant(rows, dtype=tf.int32).to_tensor()
+    hidden = ("lingvo_gpipe", "sentencepiece", "tensorflow_text", "sklearn", "matplotlib")
     program = f"""
-import json, sys
-class Hidden:
-    names = ["lingvo_gpipe", "sentencepiece", "tensorflow_text", "sklearn", "matplotlib"]
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in self.names:
-            raise ImportError(name + " is not there")
-sys.meta_path.insert(0, Hidden())
+import json
 import tensorflow as tf
 ids = tf.saved_model.load({str(folder / "export" / "3")!r}).signatures["serving_default"]
 outputs = ids(source=tf.constant({source.numpy().tolist()!r}))
-Hidden.names.remove("tensorflow_text")
+hidden.remove("tensorflow_text")
 import tensorflow_text
 text = tf.saved_model.load({str(folder / "export" / "text" / "3")!r}).signatures["serving_default"]
 strings = text(text=tf.constant({SENTENCES!r}))
@@ -184,11 +177,8 @@ found = [outputs["target"], outputs["score"], strings["score"]]
 translations = [row.decode() for row in strings["translation"].numpy()]
 print(json.dumps([*(value.numpy().tolist() for value in found), translations]))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    target, score, own_score, translations = json.loads(run.stdout.splitlines()[-1])
+    out = programs.output(programs.hiding(*hidden) + program)
+    target, score, own_score, translations = json.loads(out.splitlines()[-1])
     pipe = saved.restored(params, folder)
     settings = params.decode.search
     decoder = incremental.Incremental(pipe.analysis, settings.max_length)

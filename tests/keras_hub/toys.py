@@ -87,7 +87,6 @@ def mit(**settings: Any) -> Any:
     return make(
         models.MiTBackbone,
         **{
-            "num_layers": 2,
             "hidden_dims": [4, 8],
             "layerwise_depths": [1, 1],
             "layerwise_num_heads": [1, 2],
@@ -131,7 +130,6 @@ def t5_gemma() -> dict[str, Any]:
     sides = {
         "hidden_dim": 8,
         "intermediate_dim": 10,
-        "num_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 4,
@@ -235,7 +233,6 @@ def d_fine() -> dict[str, Any]:
         "encoder_hidden_dim": 8,
         "num_denoising": 0,
         "num_labels": 4,
-        "hidden_dim": 8,
         "learn_initial_query": False,
         "num_queries": 5,
         "anchor_image_size": (SIZE, SIZE),
@@ -243,7 +240,6 @@ def d_fine() -> dict[str, Any]:
         "num_feature_levels": 2,
         "encoder_in_channels": [6, 8],
         "encode_proj_layers": [1],
-        "num_attention_heads": 2,
         "encoder_ffn_dim": 10,
         "num_encoder_layers": 1,
         "hidden_expansion": 0.5,
@@ -293,6 +289,17 @@ def mobile_net_v5() -> dict[str, Any]:
         "stackwise_kv_strides": [[0], [0, 0]],
         "stackwise_use_cpe": [[False], [False, False]],
         "use_msfa": False,
+    }
+
+
+def qwen3_5() -> dict[str, Any]:
+    return {
+        "layer_types": ["linear_attention", "full_attention"],
+        "partial_rotary_factor": 0.5,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
     }
 
 
@@ -393,7 +400,6 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "Gemma4Backbone": lambda: {
         "image_size": 16,
-        "num_key_value_heads": 2,
         "sliding_window_size": 3,
         "sliding_window_pattern": 2,
         "hidden_size_per_layer_input": 2,
@@ -437,22 +443,8 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "vit_num_layers": 1,
         "vit_intermediate_dim": 10,
     },
-    "Qwen3_5Backbone": lambda: {
-        "layer_types": ["linear_attention", "full_attention"],
-        "partial_rotary_factor": 0.5,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 4,
-        "linear_value_head_dim": 4,
-    },
-    "Qwen3_5MoeBackbone": lambda: {
-        "layer_types": ["linear_attention", "full_attention"],
-        "partial_rotary_factor": 0.5,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 4,
-        "linear_value_head_dim": 4,
-    },
+    "Qwen3_5Backbone": qwen3_5,
+    "Qwen3_5MoeBackbone": qwen3_5,
     "RWKV7Backbone": lambda: {
         "hidden_size": 8,
         "head_size": 4,
@@ -483,7 +475,6 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "max_position_embeddings": 16,
         "rope_theta": 10000.0,
         "partial_rotary_factor": 1.0,
-        "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
     "SwinTransformerBackbone": lambda: {

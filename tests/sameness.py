@@ -107,45 +107,29 @@ class Grid:
 
 
 SMALL_SLICED = (sliced_nets.SLICED.name, sliced_nets.UNEQUALLY.name)
-OTHER_SCHEDULES = ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
 SLICED_TRANSLATION = (sliced_nets.SHARED.name, sliced_nets.PACKED.name)
+SCHEDULES = ("gpipe", "1f1b")
+OTHER_SCHEDULES = ("interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v")
+INSIDE = ("losses inside",)
+CODE_PATHS = (*INSIDE, "own tape")
+MOST_AND_LEAST = ("full", "never")
+POLICIES = ("full", "except_last", "never")
+ANY_TWO_OF_7 = tuple(itertools.combinations(range(7), 2))
 
+# Networks, K, M, schedules, code paths, policies, replicas, mini-batches per update.
 # Where programs take seconds to trace, networks and K are apart from other axes: the small networks
 # combine those with each other.
 GRIDS = (
-    Grid(
-        (
-            tuple(sameness_nets.NETS),
-            (1, 2, 3, 4),
-            (1, 2, 3, 8),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "except_last", "never"),
-        )
-    ),
+    Grid((tuple(sameness_nets.NETS), (1, 2, 3, 4), (1, 2, 3, 8), SCHEDULES, CODE_PATHS, POLICIES)),
     # No micro-batch has one or two examples: batch norm reduces them to signs, whose gradients are
     # only rounding errors.
     Grid(
-        (
-            tuple(amoeba_nets.NETS),
-            (1, 2, 3, 4),
-            (1, 3),
-            ("gpipe", "1f1b"),
-            ("losses inside",),
-            ("full", "never"),
-        ),
+        (tuple(amoeba_nets.NETS), (1, 2, 3, 4), (1, 3), SCHEDULES, INSIDE, MOST_AND_LEAST),
         apart=((0, 1), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5)),
     ),
     # Cuts lie in the encoder, between and in the decoder.
     Grid(
-        (
-            tuple(mt_nets.NETS),
-            (1, 2, 3, 5),
-            (1, 3),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "never"),
-        ),
+        (tuple(mt_nets.NETS), (1, 2, 3, 5), (1, 3), SCHEDULES, CODE_PATHS, MOST_AND_LEAST),
         apart=(*((0, n) for n in range(1, 6)), (1, 2), (1, 3), (1, 4), (1, 5), (2, 4)),
     ),
     # Replicas: batch norm with dropout, ties, skips, weights that are frozen.
@@ -154,58 +138,25 @@ GRIDS = (
             ("conv", "tied", "skip", "frozen"),
             (1, 2, 3),
             (3, 8),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "except_last", "never"),
+            SCHEDULES,
+            CODE_PATHS,
+            POLICIES,
             (2, 3),
         )
     ),
     # Slices in cells of their own, several in a cell, and replicas of them.
+    Grid((SMALL_SLICED, (1, 2, 3, 4), (2, 3), SCHEDULES, CODE_PATHS, MOST_AND_LEAST, (1, 2))),
     Grid(
-        (
-            SMALL_SLICED,
-            (1, 2, 3, 4),
-            (2, 3),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "never"),
-            (1, 2),
-        ),
+        (SMALL_SLICED, (2, 3), (3,), SCHEDULES, CODE_PATHS, MOST_AND_LEAST, (3,)),
+        apart=ANY_TWO_OF_7,
     ),
     Grid(
-        (
-            SMALL_SLICED,
-            (2, 3),
-            (3,),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "never"),
-            (3,),
-        ),
-        apart=tuple(itertools.combinations(range(7), 2)),
-    ),
-    Grid(
-        (
-            SLICED_TRANSLATION,
-            (1, 2, 3, 4),
-            (2, 3),
-            ("gpipe", "1f1b"),
-            ("losses inside", "own tape"),
-            ("full", "never"),
-            (1, 2),
-        ),
-        apart=tuple(itertools.combinations(range(7), 2)),
+        (SLICED_TRANSLATION, (1, 2, 3, 4), (2, 3), SCHEDULES, CODE_PATHS, MOST_AND_LEAST, (1, 2)),
+        apart=ANY_TWO_OF_7,
     ),
     # Schedules of several cells per device, and those that split backwards.
     Grid(
-        (
-            ("conv", "tied", "skip"),
-            (2, 3),
-            (1, 3),
-            OTHER_SCHEDULES,
-            ("losses inside", "own tape"),
-            ("full", "except_last", "never"),
-        ),
+        (("conv", "tied", "skip"), (2, 3), (1, 3), OTHER_SCHEDULES, CODE_PATHS, POLICIES),
         apart=((0, 5), (2, 5), (4, 5), (0, 4), (2, 4)),
     ),
     # The same over replicas, in slices and by several mini-batches per update, with every policy.
@@ -216,8 +167,8 @@ GRIDS = (
             (2, 3),
             (4,),
             (*OTHER_SCHEDULES, "1f1b", "gpipe", "optimal"),
-            ("losses inside",),
-            ("full", "except_last", "never", "early", "recompute_grad"),
+            INSIDE,
+            (*POLICIES, "early", "recompute_grad"),
             (1, 2, 3),
             (1, 2),
         ),
@@ -231,7 +182,7 @@ GRIDS = (
             (2,),
             (8,),
             ("1f1b",),
-            ("losses inside",),
+            INSIDE,
             ("full",),
             (3,),
             (2,),
@@ -249,7 +200,7 @@ GRIDS = (
             ("early", "recompute_grad"),
             (2,),
         ),
-        apart=tuple(itertools.combinations(range(7), 2)),
+        apart=ANY_TWO_OF_7,
     ),
 )
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from lingvo_gpipe import errors, optim, pipelining
+from lingvo_gpipe import errors, optim
 from lingvo_gpipe import layers as own_layers
 from lingvo_gpipe.keras_layers import Network, from_keras_model
 from tests.lingvo_gpipe.keras_layers import whole_models
@@ -25,16 +25,12 @@ def pipeline(
     model: keras.Model,
     heads: Sequence[Callable[[Network], Any]] = (),
     num_micro_batches: int = 2,
-    **fields: Any,
-) -> pipelining.PipeliningLayer:
+) -> Any:
     network = from_keras_model(model)
-    made = {"inputs": network.inputs, "outputs": network.outputs, "num_partitions": 2, **fields}
-    params = pipelining.PipeliningLayer.Params(
-        layers=[*network.layers, *(head(network) for head in heads)],
-        num_micro_batches=num_micro_batches,
-        **made,
+    own = (head(network) for head in heads)
+    return whole_models.pipeline(
+        network, *own, num_partitions=2, num_micro_batches=num_micro_batches
     )
-    return params.instantiate()
 
 
 def loss_of(name: str, field: str) -> Callable[[Network], Any]:

@@ -14,19 +14,13 @@ from lingvo_gpipe import errors, hyperparams, network, pipelining
 from lingvo_gpipe.keras_layers.model import Network, from_keras_model
 from lingvo_gpipe.layers import base
 from tests.lingvo_gpipe.keras_layers import whole_models
+from tests.lingvo_gpipe.keras_layers.whole_models import pipeline
 
 hyperparams.register_package(__name__)
 
 
 def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
     return whole_models.random(*shape, seed=seed, dtype=dtype)
-
-
-def pipeline(cut: Network) -> Any:
-    """Return the pipeline of a cut model, in one cell."""
-    return pipelining.PipeliningLayer.Params(
-        layers=cut.layers, inputs=cut.inputs, outputs=cut.outputs
-    ).instantiate()
 
 
 def same(model: keras.Model, *inputs: Any, **options: Any) -> Network:

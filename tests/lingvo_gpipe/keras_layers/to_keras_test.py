@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras import layers
 from lingvo_gpipe import errors, keras_layers, pipelining
 from lingvo_gpipe.keras_layers import from_keras_model
 from lingvo_gpipe.layers import MeanSquaredError
+from tests.lingvo_gpipe.keras_layers import whole_models
 
 
 def random(*shape: int, seed: int = 0) -> Any:
@@ -33,15 +35,7 @@ def two_sided() -> keras.Model:
     return keras.Model([one, two], {"mean": layers.Dense(3)(fixed), "all": [fixed, joined]})
 
 
-def pipeline(network: keras_layers.Network, *more: Any, **fields: Any) -> Any:
-    return pipelining.PipeliningLayer.Params(
-        layers=[*network.layers, *more],
-        inputs=network.inputs,
-        outputs=network.outputs,
-        num_partitions=2,
-        num_micro_batches=2,
-        **fields,
-    ).instantiate()
+pipeline = functools.partial(whole_models.pipeline, num_partitions=2, num_micro_batches=2)
 
 
 def train(pipe: Any, fields: dict[str, Any], steps: int) -> None:

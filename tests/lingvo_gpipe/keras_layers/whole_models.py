@@ -58,6 +58,13 @@ def paths_of(cut: Network) -> dict[int, str]:
     return found
 
 
+def pipeline(cut: Network, *more: Any, **fields: Any) -> Any:
+    """Return the pipeline of a cut model, with more layers behind its own."""
+    return pipelining.PipeliningLayer.Params(
+        layers=[*cut.layers, *more], inputs=cut.inputs, outputs=cut.outputs, **fields
+    ).instantiate()
+
+
 def check(
     model: keras.Model,
     inputs: list[Any],
@@ -125,13 +132,9 @@ def check(
         )
         for n in targets
     ]
-    pipe = pipelining.PipeliningLayer.Params(
-        layers=[*cut.layers, *heads],
-        outputs=cut.outputs,
-        num_partitions=num_partitions,
-        num_micro_batches=len(sizes),
-        **more,
-    ).instantiate()
+    pipe = pipeline(
+        cut, *heads, num_partitions=num_partitions, num_micro_batches=len(sizes), **more
+    )
     labels = {f"target_{n}": target for n, target in targets.items()}
     result = pipe.value_and_gradients({**fields, **labels}, step=0, outputs=True)
     errors = {"the loss": abs(float(result.loss) - loss) / loss}

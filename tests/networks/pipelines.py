@@ -89,6 +89,18 @@ def called(op: tf.Operation) -> str:
     return next(kind for kind in ("forward", "backward", "fused") if f"_{kind}_" in name)
 
 
+def before(op: tf.Operation) -> set[tf.Operation]:
+    """Return all operations that must have run before one."""
+    found: set[tf.Operation] = set()
+    left = [op]
+    while left:
+        one = left.pop()
+        new = {t.op for t in one.inputs}.union(one.control_inputs) - found
+        found |= new
+        left += new
+    return found
+
+
 def trace_counts(own: pipelining.PipeliningLayer) -> dict[str, int]:
     """Return how many cell programs and outer functions were traced so far."""
     functions = sum(function.traces for function in own._functions.values())

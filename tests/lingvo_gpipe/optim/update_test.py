@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import errors, optim
 from lingvo_gpipe.layers import base
+from tests.networks import pipelines
 
 # Two equal layers, one of another width; a gradient of each differs from every other.
 SHAPES = {
@@ -149,17 +150,6 @@ def test_programs_are_pure_and_stay_calls_on_their_devices() -> None:
         assert not [op.name for op in function.graph.get_operations() if op._is_stateful]
 
 
-def ancestors(operation: Any) -> set[str]:
-    seen: set[str] = set()
-    left = [operation]
-    while left:
-        found = left.pop()
-        if found.name not in seen:
-            seen.add(found.name)
-            left += [t.op for t in found.inputs] + list(found.control_inputs)
-    return seen
-
-
 @pytest.mark.parametrize(
     ("more", "waits"),
     [
@@ -175,10 +165,10 @@ def test_a_layer_waits_for_others_only_where_a_norm_is_requested(
     own = make(variables(), **more)
     graph = graph_of(own)
     order = sorted(SHAPES)  # nests are flattened by sorted key
-    inputs = {path: graph.inputs[n].op.name for n, path in enumerate(order)}
+    inputs = {path: graph.inputs[n].op for n, path in enumerate(order)}
     assigns = [op for op in graph.get_operations() if op.type == "AssignVariableOp"]
     assert assigns
-    touched = [{layer_of(p) for p in SHAPES if inputs[p] in ancestors(op)} for op in assigns]
+    touched = [{layer_of(p) for p in SHAPES if inputs[p] in pipelines.before(op)} for op in assigns]
     assert all(len(layers) == (3 if waits else 1) for layers in touched)
 
 
@@ -187,20 +177,20 @@ def test_a_devices_layers_are_updated_one_after_the_other(
 ) -> None:
     monkeypatch.setitem(DEVICES, "two", DEVICES["one"])
     graph = graph_of(make(variables()))
-    assigned: dict[Any, list[str]] = {}
+    assigned: dict[Any, list[Any]] = {}
     for op in graph.get_operations():
         if op.type == "AssignVariableOp":
             call = op.inputs[1].op
-            assigned.setdefault(call, []).append(op.name)
+            assigned.setdefault(call, []).append(op)
     by_device: dict[str, list[Any]] = {}
     for call in assigned:
         assert call.type == "PartitionedCall"
         by_device.setdefault(call.device, []).append(call)
     assert sorted(map(len, by_device.values())) == [1, 2]
     (pair,) = (calls for calls in by_device.values() if len(calls) == 2)
-    assert set(assigned[pair[0]]) <= ancestors(pair[1])
+    assert set(assigned[pair[0]]) <= pipelines.before(pair[1])
     (alone,) = (calls[0] for calls in by_device.values() if len(calls) == 1)
-    assert not ancestors(alone) & {name for call in pair for name in assigned[call]}
+    assert not pipelines.before(alone) & {op for call in pair for op in assigned[call]}
 
 
 def test_slots_and_averages_lie_beside_their_weights() -> None:

@@ -15,7 +15,7 @@ from lingvo_gpipe.layers.base import Theta
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.run import learner
 from tests import sameness
-from tests.networks import sameness_nets
+from tests.networks import pipelines, sameness_nets
 from tests.tiny_task import tiny_task
 
 # Rows of the net's mini-batch: 1, 1, 2 and 2 real tokens, and 7, 7, 6 and 5.
@@ -121,19 +121,7 @@ def test_a_variable_is_read_before_it_is_assigned(train: dict[str, Any], count: 
     assert len(assigned) > 10
     for read in operations:
         if read.type == "ReadVariableOp" and read in used and read.inputs[0].ref() in assigned:
-            assert read in before(assigned[read.inputs[0].ref()]), read.name
-
-
-def before(operation: tf.Operation) -> set[tf.Operation]:
-    """Return all operations that must have run before one."""
-    found: set[tf.Operation] = set()
-    left = [operation]
-    while left:
-        one = left.pop()
-        new = {t.op for t in one.inputs}.union(one.control_inputs) - found
-        found |= new
-        left += new
-    return found
+            assert read in pipelines.before(assigned[read.inputs[0].ref()]), read.name
 
 
 def test_a_device_reports_its_assignments_once() -> None:

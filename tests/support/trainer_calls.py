@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from lingvo_gpipe import hyperparams, registry, trainer
+from lingvo_gpipe import hyperparams
 
 PACKAGE = "models_of_trainer_test"
 hyperparams.register_package("tests")  # of the inputs that the models read
@@ -128,23 +124,3 @@ def write_package(folder: Path) -> Path:
     (package / "lab.py").write_text(MODELS)
     (package / "moded.py").write_text(MODES)
     return package.parent
-
-
-@contextlib.contextmanager
-def trainer_with_package(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Run]:
-    """Yield the trainer with the package; `model` is below it."""
-    monkeypatch.syspath_prepend(write_package(folder))
-    monkeypatch.setattr(registry, "_MODES", {})
-
-    def call(*arguments: str, model: str | None = "lab.Tiny") -> Outcome:
-        own = [f"--params_package={PACKAGE}"]
-        own += [] if model is None else [f"--model={model}"]
-        code = trainer.run([*own, *arguments])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    yield call
-    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
-        del sys.modules[name]

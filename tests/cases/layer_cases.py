@@ -7,7 +7,6 @@ missing. Widths differ from each other, so that a swap is detected.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,20 @@ class Case:
 
     Attributes:
         name: of the row.
-        params: makes its params.
+        own: its params; `params` returns a copy.
         inputs: a nest of specs for each name that it reads; floating ones get the policy's compute
             dtype.
     """
 
     name: str
-    params: Callable[[], Any]
+    own: Any
     inputs: tuple[Any, ...]
 
     def __str__(self) -> str:
         return self.name
+
+    def params(self) -> Any:
+        return self.own.copy()
 
     def specs(self, policy: str) -> tuple[Any, ...]:
         """Return the inputs' specs under a precision policy."""
@@ -50,10 +52,6 @@ class Case:
             self.inputs,
         )
         return specs
-
-
-def _row(name: str, params: Callable[[], Any], *inputs: Any) -> Case:
-    return Case(name, params, inputs)
 
 
 # What a slice of a softmax adds to, for labels [3, 5].
@@ -80,178 +78,154 @@ def _children() -> list[Any]:
 
 
 CASES = (
-    _row("activation", lambda: layers.Activation.Params(activation="gelu"), FEATURES),
-    _row("add", lambda: layers.Add.Params(reads=("a", "b", "c")), FEATURES, FEATURES, FEATURES),
-    _row(
+    Case("activation", layers.Activation.Params(activation="gelu"), (FEATURES,)),
+    Case("add", layers.Add.Params(reads=("a", "b", "c")), (FEATURES, FEATURES, FEATURES)),
+    Case(
         "keras_metric",
-        lambda: layers.KerasMetric.Params(metric="SparseTopKCategoricalAccuracy", config={"k": 2}),
-        FEATURES,
-        tf.TensorSpec((5,), tf.int32),
+        layers.KerasMetric.Params(metric="SparseTopKCategoricalAccuracy", config={"k": 2}),
+        (FEATURES, tf.TensorSpec((5,), tf.int32)),
     ),
-    _row(
+    Case(
         "loss",
-        lambda: layers.Loss.Params(
+        layers.Loss.Params(
             loss="SparseCategoricalCrossentropy",
             config={"from_logits": True},
             reads=("x", "label", "weights"),
         ),
-        FEATURES,
-        tf.TensorSpec((5,), tf.int32),
-        tf.TensorSpec((5,)),
+        (FEATURES, tf.TensorSpec((5,), tf.int32), tf.TensorSpec((5,))),
     ),
-    _row("auxiliary_loss", lambda: layers.AuxiliaryLoss.Params(coefficient=0.1), IMAGE),
-    _row("avg_pool", lambda: layers.AvgPool2D.Params(pool_size=3, padding="same"), IMAGE),
-    _row("batch_norm", lambda: layers.BatchNorm.Params(momentum=0.9), IMAGE),
-    _row("batch_norm_features", lambda: layers.BatchNorm.Params(scale=False), FEATURES),
-    _row("batch_norm_frozen", lambda: layers.BatchNorm.Params(trainable=False), IMAGE),
-    _row(
+    Case("auxiliary_loss", layers.AuxiliaryLoss.Params(coefficient=0.1), (IMAGE,)),
+    Case("avg_pool", layers.AvgPool2D.Params(pool_size=3, padding="same"), (IMAGE,)),
+    Case("batch_norm", layers.BatchNorm.Params(momentum=0.9), (IMAGE,)),
+    Case("batch_norm_features", layers.BatchNorm.Params(scale=False), (FEATURES,)),
+    Case("batch_norm_frozen", layers.BatchNorm.Params(trainable=False), (IMAGE,)),
+    Case(
         "concat",
-        lambda: layers.Concat.Params(reads=("a", "b"), axis=1),
-        SEQUENCE,
-        tf.TensorSpec((3, 2, 8)),
+        layers.Concat.Params(reads=("a", "b"), axis=1),
+        (SEQUENCE, tf.TensorSpec((3, 2, 8))),
     ),
-    _row("conv", lambda: layers.Conv2D.Params(filters=5, activation="relu"), IMAGE),
-    _row(
+    Case("conv", layers.Conv2D.Params(filters=5, activation="relu"), (IMAGE,)),
+    Case(
         "conv_strided",
-        lambda: layers.Conv2D.Params(
+        layers.Conv2D.Params(
             filters=5, kernel_size=(1, 3), strides=(1, 2), padding="valid", use_bias=False
         ),
-        IMAGE,
+        (IMAGE,),
     ),
-    _row("dense", lambda: layers.Dense.Params(units=3, activation="tanh"), FEATURES),
-    _row("dense_sequence", lambda: layers.Dense.Params(units=3, use_bias=False), SEQUENCE),
-    _row("dense_frozen", lambda: layers.Dense.Params(units=3, trainable=False), FEATURES),
-    _row("dropout", lambda: layers.Dropout.Params(rate=0.4), SEQUENCE),
-    _row("embedding", lambda: layers.Embedding.Params(vocabulary=9, units=4, scale=True), IDS),
-    _row(
+    Case("dense", layers.Dense.Params(units=3, activation="tanh"), (FEATURES,)),
+    Case("dense_sequence", layers.Dense.Params(units=3, use_bias=False), (SEQUENCE,)),
+    Case("dense_frozen", layers.Dense.Params(units=3, trainable=False), (FEATURES,)),
+    Case("dropout", layers.Dropout.Params(rate=0.4), (SEQUENCE,)),
+    Case("embedding", layers.Embedding.Params(vocabulary=9, units=4, scale=True), (IDS,)),
+    Case(
         "embedding_slice",
-        lambda: layers.EmbeddingSlice.Params(vocabulary=9, first=1, rows=3, units=4),
-        IDS,
+        layers.EmbeddingSlice.Params(vocabulary=9, first=1, rows=3, units=4),
+        (IDS,),
     ),
-    _row(
+    Case(
         "embedding_slice_last",
-        lambda: layers.EmbeddingSlice.Params(
+        layers.EmbeddingSlice.Params(
             vocabulary=4, first=1, rows=3, units=8, scale=True, reads=("ids", "sum")
         ),
-        IDS,
-        SEQUENCE,
+        (IDS, SEQUENCE),
     ),
-    _row("feed_forward_end", lambda: layers.FeedForwardEnd.Params(rate=0.3), SEQUENCE, SEQUENCE),
-    _row(
+    Case("feed_forward_end", layers.FeedForwardEnd.Params(rate=0.3), (SEQUENCE, SEQUENCE)),
+    Case(
         "feed_forward_slice",
-        lambda: layers.FeedForwardSlice.Params(layers=_children(), reads=("x", "sum")),
-        FEATURES,
-        FEATURES,
+        layers.FeedForwardSlice.Params(layers=_children(), reads=("x", "sum")),
+        (FEATURES, FEATURES),
     ),
-    _row("flatten", lambda: layers.Flatten.Params(), IMAGE),
-    _row("global_pool", lambda: layers.GlobalPool2D.Params(), IMAGE),
-    _row("identity", lambda: layers.Identity.Params(), FEATURES),
-    _row(
+    Case("flatten", layers.Flatten.Params(), (IMAGE,)),
+    Case("global_pool", layers.GlobalPool2D.Params(), (IMAGE,)),
+    Case("identity", layers.Identity.Params(), (FEATURES,)),
+    Case(
         "identity_of_two",
-        lambda: layers.Identity.Params(reads=("a", "b"), writes=("b", "c")),
-        FEATURES,
-        IDS,
+        layers.Identity.Params(reads=("a", "b"), writes=("b", "c")),
+        (FEATURES, IDS),
     ),
-    _row(
+    Case(
         "joined_logits",
-        lambda: layers.JoinedLogits.Params(reads=("a", "b")),
-        SEQUENCE,
-        tf.TensorSpec((3, 5, 2)),
+        layers.JoinedLogits.Params(reads=("a", "b")),
+        (SEQUENCE, tf.TensorSpec((3, 5, 2))),
     ),
-    _row("layer_norm", lambda: layers.LayerNorm.Params(), SEQUENCE),
-    _row("max_pool", lambda: layers.MaxPool2D.Params(pool_size=(3, 2), strides=2), IMAGE),
-    _row(
+    Case("layer_norm", layers.LayerNorm.Params(), (SEQUENCE,)),
+    Case("max_pool", layers.MaxPool2D.Params(pool_size=(3, 2), strides=2), (IMAGE,)),
+    Case(
         "mean_squared_error",
-        lambda: layers.MeanSquaredError.Params(reads=("x", "target", "weights")),
-        SEQUENCE,
-        SEQUENCE,
-        tf.TensorSpec((3,)),
+        layers.MeanSquaredError.Params(reads=("x", "target", "weights")),
+        (SEQUENCE, SEQUENCE, tf.TensorSpec((3,))),
     ),
-    _row(
+    Case(
         "attention",
-        lambda: layers.MultiHeadAttention.Params(
+        layers.MultiHeadAttention.Params(
             units=8, heads=2, causal=True, dropout=0.2, reads=("x", "mask")
         ),
-        SEQUENCE,
-        tf.TensorSpec((3, 5), tf.bool),
+        (SEQUENCE, tf.TensorSpec((3, 5), tf.bool)),
     ),
-    _row(
+    Case(
         "attention_cross",
-        lambda: layers.MultiHeadAttention.Params(
+        layers.MultiHeadAttention.Params(
             units=8, heads=2, head_dim=3, cross=True, use_bias=False, reads=("x", "memory", "mask")
         ),
-        SEQUENCE,
-        MEMORY,
-        tf.TensorSpec((3, 5, 4), tf.int32),
+        (SEQUENCE, MEMORY, tf.TensorSpec((3, 5, 4), tf.int32)),
     ),
-    _row("positional_encoding", lambda: layers.PositionalEncoding.Params(), SEQUENCE),
-    _row(
+    Case("positional_encoding", layers.PositionalEncoding.Params(), (SEQUENCE,)),
+    Case(
         "positional_encoding_given",
-        lambda: layers.PositionalEncoding.Params(reads=("x", "position")),
-        SEQUENCE,
-        IDS,
+        layers.PositionalEncoding.Params(reads=("x", "position")),
+        (SEQUENCE, IDS),
     ),
-    _row("residual", lambda: layers.Residual.Params(body=_children()), FEATURES),
-    _row(
+    Case("residual", layers.Residual.Params(body=_children()), (FEATURES,)),
+    Case(
         "separable_conv",
-        lambda: layers.SeparableConv2D.Params(filters=3, kernel_size=5, activation="elu"),
-        IMAGE,
+        layers.SeparableConv2D.Params(filters=3, kernel_size=5, activation="elu"),
+        (IMAGE,),
     ),
-    _row("sequential", lambda: layers.Sequential.Params(layers=_children()), FEATURES),
-    _row(
+    Case("sequential", layers.Sequential.Params(layers=_children()), (FEATURES,)),
+    Case(
         "sequence_softmax",
-        lambda: layers.SequenceSoftmax.Params(
+        layers.SequenceSoftmax.Params(
             vocabulary=7, label_smoothing=0.1, logit_clip=1.0, reads=("x", "label", "weights")
         ),
-        SEQUENCE,
-        IDS,
-        tf.TensorSpec((3, 5)),
+        (SEQUENCE, IDS, tf.TensorSpec((3, 5))),
     ),
-    _row(
+    Case(
         "sliced_loss",
-        lambda: layers.SlicedLoss.Params(
+        layers.SlicedLoss.Params(
             vocabulary=9,
             logits=("a", "b"),
             label_smoothing=0.1,
             top_k=2,
             reads=("sums", "label", "weights"),
         ),
-        SUMS,
-        IDS,
-        tf.TensorSpec((3, 5)),
+        (SUMS, IDS, tf.TensorSpec((3, 5))),
     ),
-    _row(
+    Case(
         "softmax",
-        lambda: layers.Softmax.Params(classes=7, label_smoothing=0.1, top_k=2),
-        FEATURES,
-        tf.TensorSpec((5,), tf.int64),
+        layers.Softmax.Params(classes=7, label_smoothing=0.1, top_k=2),
+        (FEATURES, tf.TensorSpec((5,), tf.int64)),
     ),
-    _row("softmax_inference", lambda: layers.Softmax.Params(classes=7, reads=("x",)), FEATURES),
-    _row("softmax_slice", lambda: _softmax_slice(), SEQUENCE, IDS),
-    _row("softmax_slice_inference", lambda: _softmax_slice(reads=("x",)), SEQUENCE),
-    _row(
+    Case("softmax_inference", layers.Softmax.Params(classes=7, reads=("x",)), (FEATURES,)),
+    Case("softmax_slice", _softmax_slice(), (SEQUENCE, IDS)),
+    Case("softmax_slice_inference", _softmax_slice(reads=("x",)), (SEQUENCE,)),
+    Case(
         "softmax_slice_later",
-        lambda: _softmax_slice(
-            logit_clip=0.5, sums_logits=True, top_k=2, reads=("x", "label", "sums")
-        ),
-        SEQUENCE,
-        IDS,
-        SUMS,
+        _softmax_slice(logit_clip=0.5, sums_logits=True, top_k=2, reads=("x", "label", "sums")),
+        (SEQUENCE, IDS, SUMS),
     ),
-    _row(
+    Case(
         "transformer",
-        lambda: layers.TransformerLayer.Params(
+        layers.TransformerLayer.Params(
             units=8, heads=2, hidden=12, dropout=0.1, reads=("x", "mask")
         ),
-        SEQUENCE,
-        tf.TensorSpec((3, 5), tf.int32),
+        (SEQUENCE, tf.TensorSpec((3, 5), tf.int32)),
     ),
-    _row(
+    Case(
         "transformer_at_norm",
-        lambda: layers.TransformerLayer.Params(
+        layers.TransformerLayer.Params(
             units=8, heads=2, hidden=12, ends_at_norm=True, writes=("x", "y")
         ),
-        SEQUENCE,
+        (SEQUENCE,),
     ),
 )
 

@@ -36,19 +36,15 @@ def _transparent(
 
 
 CASES = (
-    Case(
-        "token_embedding",
-        lambda: TokenEmbedding.Params(vocabulary=5, units=6, dropout=0.3),
-        (SOURCE,),
-    ),
+    Case("token_embedding", TokenEmbedding.Params(vocabulary=5, units=6, dropout=0.3), (SOURCE,)),
     Case(
         "token_embedding_given",
-        lambda: TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
+        TokenEmbedding.Params(vocabulary=5, units=6, reads=("ids", "position")),
         (SOURCE, SOURCE),
     ),
     Case(
         "token_embedding_slice",
-        lambda: TokenEmbeddingSlice.Params(
+        TokenEmbeddingSlice.Params(
             slice=layers.EmbeddingSlice.Params(vocabulary=5, units=6, first=1, rows=4),
             reads=("ids", "sum"),
         ),
@@ -56,67 +52,55 @@ CASES = (
     ),
     Case(
         "embedding_positions",
-        lambda: EmbeddingPositions.Params(dropout=0.3, reads=("x", "position")),
+        EmbeddingPositions.Params(dropout=0.3, reads=("x", "position")),
         (STATE, SOURCE),
     ),
-    Case("encoder_layer", lambda: EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
-    Case(
-        "encoder_layer_packed",
-        lambda: EncoderLayer.Params(**BLOCK, packed=True),
-        (STATE, SOURCE),
-    ),
+    Case("encoder_layer", EncoderLayer.Params(**BLOCK, **DROPOUT), (STATE, SOURCE)),
+    Case("encoder_layer_packed", EncoderLayer.Params(**BLOCK, packed=True), (STATE, SOURCE)),
     Case(
         "transparent_first",
-        lambda: _transparent(12, ("x", "source"), ("x", "mix", "shares")),
+        _transparent(12, ("x", "source"), ("x", "mix", "shares")),
         (STATE, SOURCE),
     ),
     Case(
         "transparent_middle",
-        lambda: _transparent(3, ("x", "source", "mix", "shares"), ("x", "mix", "shares")),
+        _transparent(3, ("x", "source", "mix", "shares"), ("x", "mix", "shares")),
         (STATE, SOURCE, STATE, tf.TensorSpec((3,))),
     ),
     Case(
         "transparent_last",
-        lambda: _transparent(2, ("x", "source", "mix", "shares"), ("mix",)),
+        _transparent(2, ("x", "source", "mix", "shares"), ("mix",)),
         (STATE, SOURCE, STATE, tf.TensorSpec((2,))),
     ),
     Case(
         "transparent_at_norm",
-        lambda: _transparent(
+        _transparent(
             3, ("x", "source", "mix", "shares"), ("x", "y", "mix", "shares"), ends_at_norm=True
         ),
         (STATE, SOURCE, STATE, tf.TensorSpec((3,))),
     ),
     Case(
         "mixture_end",
-        lambda: MixtureEnd.Params(rate=0.2, reads=("x", "y", "mix", "shares")),
+        MixtureEnd.Params(rate=0.2, reads=("x", "y", "mix", "shares")),
         (STATE, STATE, STATE, SHARE),
     ),
-    Case(
-        "mixture",
-        lambda: Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")),
-        (STATE,) * 12,
-    ),
-    Case(
-        "decoder_layer",
-        lambda: DecoderLayer.Params(**BLOCK, **DROPOUT),
-        (X, STATE, TARGET, SOURCE),
-    ),
+    Case("mixture", Mixture.Params(shares_dropout=0.4, reads=tuple("abcdefghijkl")), (STATE,) * 12),
+    Case("decoder_layer", DecoderLayer.Params(**BLOCK, **DROPOUT), (X, STATE, TARGET, SOURCE)),
     Case(
         "decoder_layer_at_norm",
-        lambda: DecoderLayer.Params(**BLOCK, ends_at_norm=True, writes=("x", "y")),
+        DecoderLayer.Params(**BLOCK, ends_at_norm=True, writes=("x", "y")),
         (X, STATE, TARGET, SOURCE),
     ),
     Case(
         "decoder_layer_mixing",
-        lambda: DecoderLayer.Params(
+        DecoderLayer.Params(
             **BLOCK, packed=True, shares_dropout=0.0, reads=("x", "a", "b", "target", "source")
         ),
         (X, STATE, STATE, TARGET, SOURCE),
     ),
     Case(
         "translation_softmax",
-        lambda: TranslationSoftmax.Params(
+        TranslationSoftmax.Params(
             vocabulary=7,
             logit_clip=0.5,
             languages=("de", "fr", "cs"),
@@ -127,7 +111,7 @@ CASES = (
     ),
     Case(
         "translation_loss",
-        lambda: TranslationLoss.Params(
+        TranslationLoss.Params(
             vocabulary=7,
             logits=("a", "b"),
             languages=("de", "fr", "cs"),

@@ -138,7 +138,7 @@ def randomized(theta: Any) -> Any:
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_outputs_and_gradients_are_keras_own(pair: Pair) -> None:
     params = pair.ours().set(dtype=DTYPE)
-    specs = layer_cases.Case(pair.name, pair.ours, pair.inputs).specs(DTYPE)
+    specs = layer_cases.Case(pair.name, pair.ours(), pair.inputs).specs(DTYPE)
     meta = layer_cases.meta_of(params, *specs)
     theta, state = layer_cases.create_variables(meta)
     theta = randomized(theta)

@@ -75,60 +75,41 @@ def test_a_field_without_a_line_keeps_its_default() -> None:
     assert from_text(text) == Dense.Params(units=3)
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ("", "the text is empty; it begins with 'class: name'"),
-        ("units: 3", "line 1: a text begins with 'class: name', not 'units: 3'"),
-        ("class: os.system", "line 1: 'os.system' is not in a registered package ("),
-        ("class: keras.layers.Dense", "line 1: 'keras.layers.Dense' is not a class with Params"),
-        (
-            "class: {here}Nobody",
-            "line 1: '{here}Nobody' is not a class or function of a registered",
-        ),
-        (
-            "class: {here}Dense\nunits 3",
-            "line 2: 'units 3' is not of the form 'dotted.path: value'",
-        ),
-        ("class: {here}Dense\nunits: 3\nunits: 4", "line 3: a second line of 'units'"),
-        ("class: {here}Dense\nclass: {here}Dense", "line 2: a second line of ''"),
-        (
-            "class: {here}Dense\nunits: 3\nunits.x: 4",
-            "line 3: 'units.x' comes before a line '... .class: name' of what holds it",
-        ),
-        (
-            "class: {here}Stack\nhead.units: 4",
-            "line 2: 'head.units' comes before a line",
-        ),
-        (
-            "class: {here}Dense\nname: 'x'\nunit: 3",
-            "line 3: {here}Dense has no field 'unit'; nearest 'units'",
-        ),
-        (
-            "class: {here}Dense\n\nunits: 'x'",
-            "line 3: {here}Dense: 'units' must be int, got 'x' (str)",
-        ),
-        (
-            "class: {here}Stack\nlayers.class: list\nlayers[1].class: {here}Dense",
-            "line 2: the elements below are not those of a list",
-        ),
-        (
-            "class: {here}Stack\nhead.class: {here}Other",
-            "line 2: {here}Stack: 'head' must be Dense.Params or None, got Other() (Params)",
-        ),
-        (
-            "class: {here}Stack\nhead.class: {here}Dense\nhead.units: x(3)",
-            "line 3: cannot read 'x(3)' as a literal",
-        ),
-        (
-            "class: {here}Dense\nrate: REQUIRED",
-            "line 2: {here}Dense: 'rate' must be float, got REQUIRED",
-        ),
-    ],
-)
-def test_a_wrong_text_names_its_line(lines: str, expected: str) -> None:
+# Text → how the error begins; {here} is this module.
+WRONG = {
+    "": "the text is empty; it begins with 'class: name'",
+    "units: 3": "line 1: a text begins with 'class: name', not 'units: 3'",
+    "class: os.system": "line 1: 'os.system' is not in a registered package (",
+    "class: keras.layers.Dense": "line 1: 'keras.layers.Dense' is not a class with Params",
+    "class: {here}Nobody": "line 1: '{here}Nobody' is not a class or function of a registered",
+    "class: {here}Dense\nunits 3": "line 2: 'units 3' is not of the form 'dotted.path: value'",
+    "class: {here}Dense\nunits: 3\nunits: 4": "line 3: a second line of 'units'",
+    "class: {here}Dense\nclass: {here}Dense": "line 2: a second line of ''",
+    "class: {here}Dense\nunits: 3\nunits.x: 4": (
+        "line 3: 'units.x' comes before a line '... .class: name' of what holds it"
+    ),
+    "class: {here}Stack\nhead.units: 4": "line 2: 'head.units' comes before a line",
+    "class: {here}Dense\nname: 'x'\nunit: 3": (
+        "line 3: {here}Dense has no field 'unit'; nearest 'units'"
+    ),
+    "class: {here}Dense\n\nunits: 'x'": "line 3: {here}Dense: 'units' must be int, got 'x' (str)",
+    "class: {here}Stack\nlayers.class: list\nlayers[1].class: {here}Dense": (
+        "line 2: the elements below are not those of a list"
+    ),
+    "class: {here}Stack\nhead.class: {here}Other": (
+        "line 2: {here}Stack: 'head' must be Dense.Params or None, got Other() (Params)"
+    ),
+    "class: {here}Stack\nhead.class: {here}Dense\nhead.units: x(3)": (
+        "line 3: cannot read 'x(3)' as a literal"
+    ),
+    "class: {here}Dense\nrate: REQUIRED": "line 2: {here}Dense: 'rate' must be float, got REQUIRED",
+}
+
+
+@pytest.mark.parametrize("lines", WRONG)
+def test_a_wrong_text_names_its_line(lines: str) -> None:
     text = message(lambda: from_text(lines.replace("{here}", here(""))))
-    assert text.startswith(expected.replace("{here}", here("")))
+    assert text.startswith(WRONG[lines].replace("{here}", here("")))
 
 
 def test_values_without_a_name_have_no_text() -> None:

@@ -36,33 +36,29 @@ def test_make_reads_a_file(tmp_path: pathlib.Path) -> None:
     assert schedule.make(f"@{path}", 2, 2) == schedule.make("gpipe", 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        (
-            "1f1",
-            "unknown schedule '1f1'; nearest '1f1b'. Use a name, a table's text such "
-            "as '0F0,0B0', or @FILE with one",
-        ),
-        (
-            "zigzag",
-            f"unknown schedule 'zigzag'; there are {NAMES}. Use a name, a table's text such "
-            "as '0F0,0B0', or @FILE with one",
-        ),
-        (
-            "0F0,0B0",
-            "the schedule's text has 1 device, but num_partitions=2. Set num_partitions=1, "
-            "or write a line per partition",
-        ),
-        (
-            "0F0,0B0\n1F0,1B0",
-            "the schedule's text has 1 micro-batch, but this mini-batch is cut into 3. Cut it "
-            "into as many (num_micro_batches), or write slots for each",
-        ),
-    ],
-)
-def test_make_refuses_what_does_not_fit(spec: str, text: str) -> None:
-    with pytest.raises(errors.ScheduleError, match=f"^{re.escape(text)}$"):
+MISFITS = {
+    "1f1": (
+        "unknown schedule '1f1'; nearest '1f1b'. Use a name, a table's text such "
+        "as '0F0,0B0', or @FILE with one"
+    ),
+    "zigzag": (
+        f"unknown schedule 'zigzag'; there are {NAMES}. Use a name, a table's text such "
+        "as '0F0,0B0', or @FILE with one"
+    ),
+    "0F0,0B0": (
+        "the schedule's text has 1 device, but num_partitions=2. Set num_partitions=1, "
+        "or write a line per partition"
+    ),
+    "0F0,0B0\n1F0,1B0": (
+        "the schedule's text has 1 micro-batch, but this mini-batch is cut into 3. Cut it "
+        "into as many (num_micro_batches), or write slots for each"
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", MISFITS)
+def test_make_refuses_what_does_not_fit(spec: str) -> None:
+    with pytest.raises(errors.ScheduleError, match=f"^{re.escape(MISFITS[spec])}$"):
         schedule.make(spec, 2, 3)
 
 

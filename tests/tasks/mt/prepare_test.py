@@ -63,33 +63,27 @@ def test_flags_name_corpora_of_every_kind() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        ([], "ParamsError: --output=FOLDER is missing"),
-        (["--output=x"], "ParamsError: there is no corpus. Use --translate_folder"),
-        (["--output=x", "--tsv=a.tsv"], "ParamsError: --tsv=a.tsv is not of the form LANG,LANG"),
-        (["--output=x", "--aligned=a,b:c=d"], "has 1 files for 2 languages"),
-        (
-            ["--output=x", "--translate_folder=/none"],
-            "InputError: corpus folder /none holds no LANG",
-        ),
-        (
-            ["--output=x", "--django", "--override=vocabulry.size=3"],
-            "has no field 'vocabulry.size'; nearest 'vocabulary.size'",
-        ),
-        (
-            ["--output=x", "--tsv=en,de:train=a", "--tsv=en,de:../evil=a"],
-            "InputError: tsv: split or language '../evil' cannot be part of a file name. Use",
-        ),
-        (["--output=x", "--django", "--pairs=de:enn"], "no corpus has the pair 'de:enn'"),
-    ],
-)
-def test_a_users_mistake_is_one_line(
-    flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert prepare.run(flags) == 1
+# Flags → what the line says.
+MISTAKES = {
+    "": "ParamsError: --output=FOLDER is missing",
+    "--output=x": "ParamsError: there is no corpus. Use --translate_folder",
+    "--output=x --tsv=a.tsv": "ParamsError: --tsv=a.tsv is not of the form LANG,LANG",
+    "--output=x --aligned=a,b:c=d": "has 1 files for 2 languages",
+    "--output=x --translate_folder=/none": "InputError: corpus folder /none holds no LANG",
+    "--output=x --django --override=vocabulry.size=3": (
+        "has no field 'vocabulry.size'; nearest 'vocabulary.size'"
+    ),
+    "--output=x --tsv=en,de:train=a --tsv=en,de:../evil=a": (
+        "InputError: tsv: split or language '../evil' cannot be part of a file name. Use"
+    ),
+    "--output=x --django --pairs=de:enn": "no corpus has the pair 'de:enn'",
+}
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_a_users_mistake_is_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare.run(flags.split()) == 1
     reported = capsys.readouterr()
-    assert text in reported.err
+    assert MISTAKES[flags] in reported.err
     assert reported.err.count("\n") == 1
     assert not reported.out

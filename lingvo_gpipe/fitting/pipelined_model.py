@@ -60,7 +60,8 @@ class PipelinedModel(keras.Model):
         """Wrap a model; nothing is cut before the first mini-batch.
 
         Args:
-            model: a functional or Sequential model, built or not.
+            model: functional, Sequential or of a class of its own, built or not. A class gets its
+                graph from its `call` with the first mini-batch (`functional_form`).
             num_partitions: K, the number of devices of a replica; None: all GPUs divided between
                 the replicas, or two logical CPU devices, and no more than there are layers.
             num_micro_batches: M, of each mini-batch. A mini-batch of fewer examples has fewer.
@@ -81,8 +82,7 @@ class PipelinedModel(keras.Model):
             name: name of this model; None: that of `model`.
 
         Raises:
-            LayerError: it is no model, or one without a graph of layers to cut since it is
-                subclassed, or a PipelinedModel.
+            LayerError: it is no model, or a PipelinedModel.
             ParamsError: an argument has another type.
         """
         if not isinstance(model, keras.Model):

@@ -17,7 +17,7 @@ from lingvo_gpipe import errors, keras_layers, schedule
 from lingvo_gpipe.execution import placement
 from lingvo_gpipe.fitting import planning, variables
 from lingvo_gpipe.fitting.compiled import CompiledLosses, MetricSums, Names, Objective
-from lingvo_gpipe.keras_layers import masks
+from lingvo_gpipe.keras_layers import functional_form, masks
 from lingvo_gpipe.keras_layers.model import graph_of
 from lingvo_gpipe.layers.base import Layer
 from lingvo_gpipe.network import Analysis, analyze, uncut, wiring
@@ -60,7 +60,7 @@ class Pipelines:
     def __init__(
         self, model: keras.Model, settings: Mapping[str, Any], *, adapts: bool = False
     ) -> None:
-        """Refuse what has no graph, and settings of other types.
+        """Refuse settings of other types.
 
         Args:
             model: the model.
@@ -68,19 +68,13 @@ class Pipelines:
             adapts: see `planning.settle`.
 
         Raises:
-            LayerError: the model is subclassed.
             ParamsError: a setting has another type.
         """
-        is_sequential = type(model).call is keras.Sequential.call
-        if graph_of(model) is None and not is_sequential:
-            raise errors.LayerError(
-                f"{model.name} ({type(model).__name__}) is a subclassed model, which has no graph "
-                f"of layers to cut. {_WAY_OUT}"
-            )
         given = {name: value for name, value in settings.items() if value is not None}
         PipeliningLayer.Params(**given)  # refuses other types
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
+        self._graphs: dict[int, Functional] = {}  # of a subclassed model
         self.settings = dict(settings)
         self._always_compiles = settings["jit_compile"]
         self._adapts = adapts
@@ -97,7 +91,9 @@ class Pipelines:
     def network(self) -> keras_layers.Network:
         """The layers of the model."""
         if self._network is None:
-            self._network = keras_layers.from_keras_model(self._model, keras_updates=True)
+            self._network = keras_layers.from_keras_model(
+                self._model, keras_updates=True, graphs=self._graphs
+            )
             if self.settings["num_partitions"] is None:
                 gpus = len(tf.config.list_physical_devices("GPU"))
                 of_each = max(1, gpus // self.settings["num_replicas"]) if gpus else 2
@@ -142,8 +138,8 @@ class Pipelines:
 
     def inputs(self, x: Any) -> dict[str, tf.Tensor]:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
-        if graph_of(self._model) is None:  # a Sequential that has not seen an input
-            self._build(x)
+        if self.graph() is None:
+            self._find_graph(x)
         graph = self.graph()
         _check_inputs(graph, x)
         flat = graph._standardize_inputs(x)
@@ -157,12 +153,16 @@ class Pipelines:
                 )
         return dict(zip(keras.tree.flatten(self.network.inputs), flat, strict=True))
 
-    def _build(self, x: Any) -> None:
-        """Build a Sequential by its first mini-batch, of whose sizes the next may have others.
+    def _find_graph(self, x: Any) -> None:
+        """Find the graph of a model by its first mini-batch; a Sequential takes other sizes, too.
 
         Raises:
             LayerError: it has no graph then either.
         """
+        if type(self._model).call is not keras.Sequential.call:
+            fields = keras.tree.map_structure(tf.convert_to_tensor, x)
+            self._graphs = functional_form.graphs(self._model, fields)
+            return
         first, *others = keras.tree.flatten(x)
         if not others:
             self._model.build((None, *first.shape[1:]))
@@ -341,8 +341,8 @@ class Pipelines:
         )
 
     def graph(self) -> Functional:
-        """Return the functional form of the model."""
-        graph: Functional = graph_of(self._model)
+        """Return the functional form of the model; a mini-batch may have to show it first."""
+        graph: Any = self._graphs.get(id(self._model)) or graph_of(self._model)
         return graph
 
 

@@ -163,7 +163,7 @@ class KerasFunction:
         values = [(variable, weights[path]) for path, variable in declared.weights.items()]
         values += [(v, tf.cast(seed(n), v.dtype)) for n, v in enumerate(declared.seeds)]
         if isinstance(self.made, keras.layers.Layer):
-            kwargs = {**kwargs, "training": training}
+            kwargs = {"training": training, **kwargs}
         norms = declared.norms
         with (
             _explained(self.name, "be traced"),

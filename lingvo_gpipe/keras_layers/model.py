@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ def from_keras_model(
     *,
     keep_weights: bool = True,
     keras_updates: bool = False,
+    graphs: Mapping[int, Functional] | None = None,
     inputs: Mapping[str, str] | None = None,
 ) -> Network:
     """Cut a Sequential or functional model into layers.
@@ -97,6 +99,8 @@ def from_keras_model(
             loaded weights; otherwise its text names different weights in each process.
         keras_updates: whether a Keras optimizer updates the weights, which applies constraints;
             otherwise a layer with a constraint is refused.
+        graphs: of subclassed models: `functional_form.graphs`. With them, a layer that is called
+            with training=False stays in inference. In a functional model Keras does not heed that.
         inputs: name of an input of the model → field of the mini-batch; None: the same name.
 
     Raises:
@@ -107,7 +111,8 @@ def from_keras_model(
             f"expected a keras.Model, got {type(model).__name__}. For a single layer use "
             "keras_layers.from_keras"
         )
-    graph = graph_of(model)
+    cutter = _Cutter(keep_weights, keras_updates, graphs=graphs or {})
+    graph = cutter.graph_of(model)
     if graph is None and isinstance(model, keras.Sequential):
         return _chain(model, keep_weights, keras_updates, dict(inputs or {}).get("x", "x"))
     if graph is None:
@@ -116,7 +121,6 @@ def from_keras_model(
             "has no graph to cut. Convert the whole model, or each of its layers, by "
             "keras_layers.from_keras"
         )
-    cutter = _Cutter(keep_weights, keras_updates)
     cutter.find(graph)
     renamed = dict(inputs or {})
     fields = {}
@@ -204,12 +208,20 @@ class _Call:
 class _Cutter:
     """Turns the nodes of a model's graph, and of graphs inside it, into layers, in order."""
 
-    def __init__(self, keep_weights: bool, keras_updates: bool, fields: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        keep_weights: bool,
+        keras_updates: bool,
+        fields: Iterable[str] = (),
+        *,
+        graphs: Mapping[int, Functional] = types.MappingProxyType({}),
+    ) -> None:
         self.names: dict[int, str] = {}
         self.keras_names: dict[str, str] = {}
         self.taken: set[str] = set(fields)
         self._keep_weights = keep_weights
         self._keras_updates = keras_updates
+        self._graphs = graphs
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
         self._inputs: set[int] = set()  # ids of the symbolic inputs of graphs
@@ -219,12 +231,16 @@ class _Cutter:
         """Name of a layer here → layer or operation of the model."""
         return {call.name: call.operation for call in self._calls}
 
+    def graph_of(self, operation: object) -> Functional | None:
+        """Return the graph of a model that is called as a layer."""
+        return self._graphs.get(id(operation)) or graph_of(operation)
+
     def find(self, graph: Functional, prefix: str = "", keras_prefix: str = "") -> None:
         """Name every operation of a graph, and of graphs inside it."""
         fresh = [op for op in graph.operations if id(op) not in self.names]
         self.rank(fresh, prefix, keras_prefix)
         for operation in fresh:
-            inner = graph_of(operation)
+            inner = self.graph_of(operation)
             if inner is not None:
                 name = self.names[id(operation)]
                 self.find(inner, f"{name}.", f"{keras_prefix}{operation.name}/")
@@ -249,24 +265,27 @@ class _Cutter:
         for operation in operations:
             self.keras_names[keras_prefix + operation.name] = self.names[id(operation)]
 
-    def cut(self, graph: Functional, streams: dict[int, str]) -> None:
+    def cut(self, graph: Functional, streams: dict[int, str], infers: bool = False) -> None:
         """Turn every node of a graph into a call.
 
         Args:
             graph: a functional model.
             streams: symbolic tensor's id → its name of the stream; filled.
+            infers: whether all of its layers stay in inference.
         """
         self._inputs |= {id(tensor) for tensor in graph.inputs}
+        is_of_class = any(graph is each for each in self._graphs.values())
         for node in nodes_of(graph):
             operation = node.operation
-            inner = graph_of(operation)
+            inner = self.graph_of(operation)
             explicit = _explicit_masks(node, lambda t: streams[id(t)] in self._masks)
+            stays = infers or (is_of_class and node.arguments.kwargs.get("training") is False)
             if inner is None or explicit:
-                self._call(node, streams, explicit)
+                self._call(node, streams, explicit, infers=stays)
                 continue
             reads = [streams[id(t)] for t in inputs_of(inner, node)]
             inside = {id(tensor): read for tensor, read in zip(inner.inputs, reads, strict=True)}
-            self.cut(inner, inside)
+            self.cut(inner, inside, stays)
             for outer, result in zip(node.outputs, inner.outputs, strict=True):
                 streams[id(outer)] = inside[id(result)]
 
@@ -297,18 +316,22 @@ class _Cutter:
                     layer.dtype = policy.name
         return layers
 
-    def _call(self, node: Any, streams: dict[int, str], explicit: dict[str, Any]) -> None:
+    def _call(
+        self, node: Any, streams: dict[int, str], explicit: dict[str, Any], *, infers: bool
+    ) -> None:
         operation = node.operation
         _refuse_variables(node)
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
         args = [self._argument(name, arg, streams, reads) for arg in node.arguments.args]
-        # The pipeline sets `training`, whatever the node has.
+        # The pipeline sets `training`, unless the layer stays in inference.
         kwargs = {
             key: self._argument(name, arg, streams, reads)
             for key, arg in node.arguments.kwargs.items()
             if key != "training" and arg is not None and (key in explicit or not _is_mask(key))
         }
+        if infers and isinstance(operation, keras.layers.Layer):
+            kwargs["training"] = False
         masks = {}
         if _takes_masks(operation):
             masks = {read: self._masks[read] for read in reads if read in self._masks}

@@ -199,12 +199,14 @@ def test_a_loss_that_compares_examples_is_refused_before_the_first_update() -> N
     fitted(whole)
 
 
-def test_a_subclassed_model_is_refused_in_the_constructor() -> None:
+def test_a_subclassed_model_without_a_graph_is_refused_by_the_first_mini_batch() -> None:
     class Mine(keras.Model):
         pass
 
-    with pytest.raises(errors.LayerError, match=r"is a subclassed model.*functional.*list"):
-        PipelinedModel(Mine())
+    model = PipelinedModel(Mine())
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match=r"the call of Mine cannot be called.*put the rest"):
+        model.train_on_batch(X, X)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,86 @@ def regression() -> keras.Model:
     return classifier(2, None)
 
 
+class Attentive(keras.Model):
+    """Attention over three positions, in a loop, between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = layers.Dense(12)
+        self.norms = [layers.LayerNormalization() for _ in range(2)]
+        self.attentions = [layers.MultiHeadAttention(2, 3) for _ in range(2)]
+        self.last = layers.Dense(2)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        x = keras.ops.reshape(self.first(x), (-1, 3, 4))
+        for norm, attention in zip(self.norms, self.attentions, strict=True):
+            y = norm(x)
+            x = x + attention(y, y, training=training)
+        return self.last(keras.ops.mean(x, 1))
+
+
+class Encoder(keras.Model):
+    """Dense layer, dropout and batch norm."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.dense, self.dropout = layers.Dense(8, "tanh"), layers.Dropout(rate)
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.norm(self.dropout(self.dense(x), training=training), training=training)
+
+
+class TwoHeaded(keras.Model):
+    """Two encoders, which train, and a dictionary of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoders = [Encoder(), Encoder()]
+        self.left, self.right = layers.Dense(2), layers.Dense(3)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        first, second = self.encoders
+        hidden = second(first(x, training=training))
+        return {"left": self.left(hidden), "right": self.right(hidden) * 0.5}
+
+
+class Inferring(keras.Model):
+    """Encoders that stay in inference, below a dropout that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoders = [Encoder(0.5), Encoder(0.5)]
+        self.dropout, self.last = layers.Dropout(0.0), layers.Dense(2)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        first, second = self.encoders
+        hidden = keras.ops.add(first(x, training=False), second(x, training=False))
+        return self.last(self.dropout(hidden, training=training))
+
+
+class Untold(Inferring):
+    """A call without `training`, so that `fit` has all its layers infer."""
+
+    def call(self, x: Any) -> Any:  # type: ignore[override]
+        for encoder in self.encoders:
+            x = encoder(x)
+        return self.last(self.dropout(x))
+
+
+class OnABase(keras.Model):
+    """A functional model, which trains as Keras has it, whatever its norm was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        x = keras.Input([6])
+        hidden = layers.BatchNormalization()(layers.Dense(8)(x), training=False)
+        self.base, self.last = keras.Model(x, hidden), layers.Dense(2)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.last(self.base(x, training=training))
+
+
 def spectral() -> keras.Model:
     """Return a model whose middle is complex: with three cells, complex numbers cross a cut."""
 
@@ -525,6 +605,20 @@ CASES = {
         ),
         lambda: arrays(BINARY),
     ),
+    "subclassed-attention": Case(
+        Attentive, with_loss("mse", metrics=lambda: ["mae"]), lambda: arrays(TARGET)
+    ),
+    "subclassed-in-subclassed": Case(
+        TwoHeaded,
+        with_loss({"left": "mse", "right": "mae"}, "adam"),
+        lambda: arrays({"left": TARGET, "right": X[:, :3]}),
+        one_micro_batch=True,
+    ),
+    "subclassed-on-a-functional": Case(
+        OnABase, with_loss("mse"), lambda: arrays(TARGET), one_micro_batch=True
+    ),
+    "subclassed-inference": Case(Inferring, with_loss("mse"), lambda: arrays(TARGET)),
+    "subclassed-without-training": Case(Untold, with_loss("mse"), lambda: arrays(TARGET)),
     "two-losses-for-one-output": Case(
         regression, with_loss(["mse", "mae"]), lambda: arrays(TARGET)
     ),

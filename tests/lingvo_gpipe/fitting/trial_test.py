@@ -325,14 +325,16 @@ def test_a_sequential_without_a_graph_is_refused(inputs: list[Any]) -> None:
         model.fit(inputs, X[:, :2], verbose=0)
 
 
-def test_a_sequential_with_its_own_call_is_refused() -> None:
+@pytest.mark.parametrize("first", [[], [keras.Input([6])]])
+def test_a_sequential_with_its_own_call_computes_that(first: list[Any]) -> None:
     class Own(keras.Sequential):
-        def call(self, x: Any, **more: Any) -> Any:
-            return super().call(x, **more)
+        def call(self, x: Any, training: bool | None = None, mask: Any = None) -> Any:
+            return 2 * super().call(x, training, mask)
 
-    for layers in ([], [keras.Input([6])]):
-        with pytest.raises(errors.LayerError, match="is a subclassed model, which has no graph"):
-            PipelinedModel(Own([*layers, keras.layers.Dense(2)]), 2)
+    plain = Own([*first, keras.layers.Dense(4), keras.layers.Dense(2)])
+    expected = plain(X)
+    model = PipelinedModel(plain, 2)
+    np.testing.assert_allclose(model.predict(X, verbose=0), expected, rtol=1e-5)
 
 
 def test_a_sequential_takes_no_size_of_a_mini_batch() -> None:

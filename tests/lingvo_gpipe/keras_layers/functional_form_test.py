@@ -1,0 +1,176 @@
+"""Graphs of subclassed models: which calls have one, and what they would lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from lingvo_gpipe import errors
+from lingvo_gpipe.keras_layers import functional_form, model
+from tests.lingvo_gpipe.fitting import fit_cases
+
+X = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+
+
+class Base(keras.Model):
+    """Two dense layers, between which a class of a test does something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = layers.Dense(3), layers.Dense(2)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        raise NotImplementedError
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.last(self.between(self.first(x), training))
+
+
+class Branches(Base):
+    def between(self, x: Any, training: bool | None) -> Any:
+        return x + 1.0 if training else x
+
+
+class AlwaysDrops(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = layers.Dropout(0.5)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return self.dropout(x, training=True)
+
+
+class OwnWeight(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = self.add_weight(shape=(1, 3), name="own")
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return ops.concatenate([x, x]) + ops.broadcast_to(self.own, (1, 3))
+
+
+class Positions(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = layers.Embedding(3, 1)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x + ops.reshape(self.positions(ops.arange(3)), (1, 3))
+
+
+class Draws(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(1)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x + keras.random.normal((1, 3), seed=self.seed)
+
+
+class DrawsByNumPy(Base):
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x + np.random.default_rng().normal(size=(1, 3))
+
+
+class OfTensorFlow(Base):
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return tf.nn.relu(x)
+
+
+class Adds(Base):
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        self.add_loss(ops.mean(x))
+        return x
+
+
+class LooksAtTensors(Base):
+    """Does something else where tensors have values."""
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x * 2 if isinstance(x, tf.Tensor) else x
+
+
+REFUSED = {
+    Branches: "depends on the argument training",
+    AlwaysDrops: "depends on the argument training",
+    OwnWeight: "reads 'own_weight.*/own' outside of a layer",
+    Positions: "reads 'positions.*/embeddings' outside of a layer, or in one that is called with n",
+    Draws: "reads '.*seed_generator_state' outside of a layer",
+    DrawsByNumPy: "depends on the argument training|computes something else",
+    OfTensorFlow: "cannot be called with symbolic tensors",
+    Adds: "cannot be called with symbolic tensors",
+    LooksAtTensors: "computes something else",
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_a_graph_would_lose_is_refused(kind: Any) -> None:
+    with pytest.raises(errors.LayerError, match=REFUSED[kind]) as caught:
+        functional_form.graphs(kind(), X)
+    assert "\n" not in str(caught.value)
+    assert f"the call of {kind.__name__} " in str(caught.value)
+
+
+def test_models_in_a_model_are_cut() -> None:
+    own = fit_cases.TwoHeaded()
+    graphs = functional_form.graphs(own, X)
+    assert graphs.keys() == {id(own), *map(id, own.encoders)}
+    cut = model.from_keras_model(own, graphs=graphs)
+    assert [layer.name for layer in cut.layers][:4] == [
+        "encoder.dense",
+        "encoder.dropout",
+        "encoder.batch_normalization",
+        "encoder_1.dense",
+    ]
+    assert cut.outputs == {"left": "dense", "right": "multiply"}
+
+
+def test_a_model_in_a_model_that_has_no_graph_is_one_layer() -> None:
+    class Outer(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Draws()
+
+        def between(self, x: Any, training: bool | None) -> Any:
+            return self.inner(x, training=training)
+
+    own = Outer()
+    graphs = functional_form.graphs(own, X)
+    assert graphs.keys() == {id(own)}
+    assert [layer.name for layer in model.from_keras_model(own, graphs=graphs).layers] == [
+        "dense",
+        "draws",
+        "dense_1",
+    ]
+
+
+def test_the_graph_is_for_the_sizes_of_the_inputs_and_any_number_of_examples() -> None:
+    x = {"ids": np.zeros([4, 5], "int32"), "more": np.zeros([4, 3, 2], "float64")}
+
+    class Reads(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = layers.Embedding(9, 2)
+
+        def call(self, x: Any) -> Any:
+            return ops.concatenate([self.table(x["ids"]), x["more"]], 1)
+
+    own = Reads()
+    graph = functional_form.graphs(own, x)[id(own)]
+    assert {name: (t.shape, t.dtype) for name, t in graph.input.items()} == {
+        "ids": ((None, 5), "int32"),
+        "more": ((None, 3, 2), "float32"),
+    }

@@ -2,15 +2,16 @@
 
 A class with its own `call` has no graph. But if its `call` only calls layers and operations of
 Keras, then a call with symbolic tensors records them, as in a functional model. What would be lost
-is refused: weights and random numbers outside of layers, and what depends on `training` there.
-Last, the graph and the model compute an example.
+is refused: random numbers outside of layers, and what depends on `training` there. Last, the graph
+and the model compute an example.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from keras.src.models.functional import Functional
 from lingvo_gpipe import errors
 from lingvo_gpipe.keras_layers.config import first_line
 from lingvo_gpipe.keras_layers.live import example
-from lingvo_gpipe.keras_layers.model import graph_of, nodes_of
+from lingvo_gpipe.keras_layers.model import Given, graph_of, nodes_of
 from lingvo_gpipe.nests import Nest
 
 _TOLERANCE = 1e-3
@@ -37,6 +38,47 @@ class _Reads(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         self.variables.append(variable)
         return super().get_current_value(variable)
+
+
+@contextlib.contextmanager
+def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
+    """Record also what depends on no input, in the `with` block.
+
+    That is weights of the model itself, and calls of layers with values alone, such as positions.
+    """
+    first = keras.tree.flatten(inputs)[0]
+
+    def symbolic(value: Any, name: str | None = None) -> keras.KerasTensor:
+        return Given(value, name, model.dtype_policy)(first)
+
+    def given(leaf: Any) -> Any:
+        return symbolic(leaf) if isinstance(leaf, tf.Tensor) else leaf
+
+    def recorded(layer: keras.layers.Layer) -> Callable[..., Any]:
+        original = layer.call
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            leaves = keras.tree.flatten((args, kwargs))
+            if any(map(tf.is_symbolic_tensor, leaves)) or not any(map(tf.is_tensor, leaves)):
+                return original(*args, **kwargs)
+            args, kwargs = keras.tree.map_structure(given, (args, kwargs))
+            return layer(*args, **kwargs)
+
+        return call
+
+    attributes = vars(model)
+    weights = {name: v for name, v in attributes.items() if isinstance(v, keras.Variable)}
+    try:
+        for layer in model.layers:
+            layer.call = recorded(layer)
+        for name, weight in weights.items():
+            attributes[name] = symbolic(weight, name)
+        yield
+    finally:
+        attributes.update(weights)
+        for layer in model.layers:
+            vars(layer).pop("call", None)
 
 
 def graphs(model: keras.Model, x: Nest) -> dict[int, Functional]:
@@ -94,28 +136,24 @@ def _checked(model: keras.Model, x: Nest, *, in_model: bool) -> Functional:
         LayerError: see `graphs`.
     """
     inputs = _inputs(model, x)
+    drawn = keras.tree.map_structure(example, inputs)
+    outputs = []
     try:
         model(inputs)  # as Keras builds it
-        with _Reads() as reads:
+        with _Reads() as reads, _recording(model, inputs):
             in_inference, graph = (
                 _graph(model, inputs, training, in_model) for training in (False, True)
             )
+        for each in (graph, model):
+            with keras.StatelessScope():  # both draw the same numbers
+                outputs.append(keras.tree.flatten(each(drawn, training=False)))
     except Exception as error:  # whatever a user's code raises
         reason = first_line(error).partition(". ")[0]
         raise _refused(model, f"cannot be called with symbolic tensors ({reason})") from error
     if reads.variables:
-        raise _refused(
-            model,
-            f"reads {reads.variables[0].path!r} outside of a layer, or in one that is called with "
-            "nothing that depends on the inputs",
-        )
+        raise _refused(model, f"reads {reads.variables[0].path!r} outside of a layer")
     if not _is_same(list(_described(in_inference, False)), list(_described(graph, True))):
         raise _refused(model, "depends on the argument training, other than by handing it on")
-    drawn = keras.tree.map_structure(example, inputs)
-    outputs = []
-    for each in (graph, model):
-        with keras.StatelessScope():  # both draw the same numbers
-            outputs.append(keras.tree.flatten(each(drawn, training=False)))
     for one, other in zip(*outputs, strict=True):
         if not np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True):
             raise _refused(model, "computes something else with symbolic tensors")
@@ -155,7 +193,9 @@ def _described(graph: Functional, training: bool) -> Iterator[Any]:
     for node in nodes_of(graph):
         numbers |= {id(tensor): len(numbers) + n for n, tensor in enumerate(node.outputs)}
         operation: Any = node.operation
-        if not isinstance(operation, keras.layers.Layer):  # made in each call
+        if isinstance(operation, Given):  # made in each call, as operations are
+            operation = operation.given
+        elif not isinstance(operation, keras.layers.Layer):
             settings = {k: v for k, v in vars(operation).items() if k[0] != "_" and k != "name"}
             operation = [type(operation), settings]
         kwargs = dict(node.arguments.kwargs)
@@ -178,8 +218,8 @@ def _is_same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    if hasattr(one, "shape") and hasattr(other, "shape"):
-        return np.array_equal(one, other, equal_nan=True)
+    if isinstance(one, tf.Tensor | np.ndarray) and isinstance(other, tf.Tensor | np.ndarray):
+        return np.array_equal(one, other)
     return one is other or (type(one) is type(other) and bool(one == other))
 
 

@@ -29,7 +29,7 @@ from lingvo_gpipe.keras_layers import adapter, config, function, variables
 from lingvo_gpipe.keras_layers.live import Live, example, is_of_keras
 from lingvo_gpipe.keras_layers.trace import READ
 from lingvo_gpipe.layers.base import Layer
-from lingvo_gpipe.nests import NameNest
+from lingvo_gpipe.nests import NameNest, Nest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -205,6 +205,20 @@ class _Call:
     unread: bool = False
 
 
+class Given(keras.layers.Layer):
+    """x → a value that does not depend on x: positions, or a weight of a model class."""
+
+    def __init__(self, value: Any, name: str | None, dtype: keras.DTypePolicy) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.given = value
+
+    def call(self, x: Nest) -> tf.Tensor:
+        """Return the value."""
+        del x
+        is_weight = isinstance(self.given, keras.Variable)
+        return tf.identity(self.given.value if is_weight else self.given)
+
+
 class _Cutter:
     """Turns the nodes of a model's graph, and of graphs inside it, into layers, in order."""
 
@@ -224,6 +238,7 @@ class _Cutter:
         self._graphs = graphs
         self._calls: list[_Call] = []
         self._masks: dict[str, str] = {}
+        self._given: set[str] = set()  # names of the stream that depend on no input
         self._inputs: set[int] = set()  # ids of the symbolic inputs of graphs
 
     @property
@@ -345,6 +360,9 @@ class _Cutter:
                 self._masks[write] = masks[write] = f"{write}.mask"
         for tensor in unmasked_by(node):
             self._masks.pop(streams[id(tensor)], None)
+        is_given = isinstance(operation, Given) or self._given.issuperset(reads)
+        if is_given:
+            self._given.update(writes)
         wanted = [masks[read] for read in reads if read in masks]
         written = [masks[write] for write in writes if write in masks]
         self._calls.append(
@@ -362,7 +380,7 @@ class _Cutter:
                     for tensor in node.arguments.keras_tensors
                     if id(tensor) in self._inputs
                 },
-                mixes=_mixes_examples(node),
+                mixes=not is_given and _mixes_examples(node),
             )
         )
 

@@ -165,6 +165,22 @@ class OnABase(keras.Model):
         return self.last(self.base(x, training=training))
 
 
+class Positioned(keras.Model):
+    """A table of positions and a weight of the model itself; neither depends on an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = self.add_weight(shape=(1, 1, 2), name="scale", initializer="ones")
+        self.first, self.last = layers.Dense(6), layers.Dense(2)
+        self.positions = layers.Embedding(3, 2)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        del training
+        x = keras.ops.reshape(self.first(x), (-1, 3, 2)) * self.scale
+        x = x + self.positions(keras.ops.arange(keras.ops.shape(x)[1])) * self.scale
+        return self.last(keras.ops.reshape(x, (-1, 6)))
+
+
 def spectral() -> keras.Model:
     """Return a model whose middle is complex: with three cells, complex numbers cross a cut."""
 
@@ -614,6 +630,7 @@ CASES = {
         lambda: arrays({"left": TARGET, "right": X[:, :3]}),
         one_micro_batch=True,
     ),
+    "subclassed-positions": Case(Positioned, with_loss("mse", "adam"), lambda: arrays(TARGET)),
     "subclassed-on-a-functional": Case(
         OnABase, with_loss("mse"), lambda: arrays(TARGET), one_micro_batch=True
     ),

@@ -46,24 +46,26 @@ class AlwaysDrops(Base):
         return self.dropout(x, training=True)
 
 
-class OwnWeight(Base):
+class WeightInAList(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = [self.add_weight(shape=(1, 3), name="own")]
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x + ops.broadcast_to(self.own[0], (1, 3))
+
+
+class Repeats(Base):
+    """Needs to know how many examples there are."""
+
     def __init__(self) -> None:
         super().__init__()
         self.own = self.add_weight(shape=(1, 3), name="own")
 
     def between(self, x: Any, training: bool | None) -> Any:
         del training
-        return ops.concatenate([x, x]) + ops.broadcast_to(self.own, (1, 3))
-
-
-class Positions(Base):
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = layers.Embedding(3, 1)
-
-    def between(self, x: Any, training: bool | None) -> Any:
-        del training
-        return x + ops.reshape(self.positions(ops.arange(3)), (1, 3))
+        return x + ops.broadcast_to(self.own, (ops.shape(x)[0], 3))
 
 
 class Draws(Base):
@@ -106,8 +108,8 @@ class LooksAtTensors(Base):
 REFUSED = {
     Branches: "depends on the argument training",
     AlwaysDrops: "depends on the argument training",
-    OwnWeight: "reads 'own_weight.*/own' outside of a layer",
-    Positions: "reads 'positions.*/embeddings' outside of a layer, or in one that is called with n",
+    WeightInAList: "reads 'weight_in_a_list.*/own' outside of a layer",
+    Repeats: "cannot be called with symbolic tensors .*None",
     Draws: "reads '.*seed_generator_state' outside of a layer",
     DrawsByNumPy: "depends on the argument training|computes something else",
     OfTensorFlow: "cannot be called with symbolic tensors",
@@ -122,6 +124,21 @@ def test_what_a_graph_would_lose_is_refused(kind: Any) -> None:
         functional_form.graphs(kind(), X)
     assert "\n" not in str(caught.value)
     assert f"the call of {kind.__name__} " in str(caught.value)
+
+
+def test_the_model_is_as_before() -> None:
+    own = fit_cases.Positioned()
+    own(X)
+    before = {name: id(value) for name, value in vars(own).items()}
+    nodes = [vars(layer).keys() for layer in own.layers]
+    functional_form.graphs(own, X)
+    assert {name: id(value) for name, value in vars(own).items()} == before
+    assert [vars(layer).keys() for layer in own.layers] == nodes
+    assert [weight.name for weight in own.weights] == [
+        "scale",
+        *("kernel", "bias") * 2,
+        "embeddings",
+    ]
 
 
 def test_models_in_a_model_are_cut() -> None:

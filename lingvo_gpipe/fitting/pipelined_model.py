@@ -106,9 +106,9 @@ class PipelinedModel(keras.Model):
             "recompute": recompute,
             "cells_per_device": cells_per_device,
             "num_replicas": num_replicas,
-            "devices": None if devices is None else tuple(devices),
+            "devices": _as_tuple(devices),
             "placement": placement,
-            "cuts": None if cuts is None else tuple(cuts),
+            "cuts": _as_tuple(cuts),
             "device_memory": device_memory,
             "jit_compile": jit_compile,
             "seed": _seed(),
@@ -415,6 +415,10 @@ class Measured(NamedTuple):
     weight: tf.Tensor
     sums: dict[str, Nest]
     outputs: dict[str, Nest]
+
+
+def _as_tuple(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _seed() -> int:

@@ -78,6 +78,7 @@ class Pipelines:
         self.settings = dict(settings)
         self._always_compiles = settings["jit_compile"]
         self._adapts = adapts
+        self._within: dict[str, Any] = {}  # by what the network is cut within the memory
         self._is_built_here = False
         self._is_settled = False  # for the optimizer of `compile`
         self._is_divisible = True  # whether the losses of `compile` are sums over examples
@@ -237,27 +238,42 @@ class Pipelines:
         self._objects = self._objects_now()
         if settings["devices"] is None:
             settings["devices"] = self._cpus()
+        of_fields = self._of_enough_examples(fields)
+        inputs = {name: of_fields[name] for name in keras.tree.flatten(network.inputs)}
+        until_chosen: dict[str, Any] = {}
         if optimizer is not None and not self._is_settled:
+            self._within.clear()
+            plain = {"schedule": "1f1b"} if settings["schedule"] == schedule.AUTO else {}
+            analyze(self._params([], **plain, device_memory=None), inputs)  # refuses settings
             trained = variables.trained(network.calls)
-            settings |= planning.settle(
+            settled = planning.settle(
                 self._params(losses),
-                specs(fields),
+                of_fields,
                 lambda: planning.slot_bytes(optimizer, trained),
                 adapts=self._adapts,
                 divides=self._is_divisible,
             )
+            self._within = {name: settled.pop(name) for name in planning.WITHIN if name in settled}
+            settings |= settled
             self._is_settled = True
-        until_chosen = {}
         if settings["schedule"] == schedule.AUTO:  # which is chosen when training begins
             settings["cells_per_device"] = 1
             until_chosen = {"schedule": "1f1b"}
         if settings["cuts"] is None or not self.variables:  # those that were given are checked
-            inputs = {name: fields[name] for name in keras.tree.flatten(network.inputs)}
-            settings["cuts"] = analyze(self._params([], **until_chosen), specs(inputs)).cuts
+            settings["cuts"] = analyze(self._params([], **until_chosen), inputs).cuts
         pipe: PipeliningLayer = self._params(losses, **until_chosen).instantiate()
-        pipe.build(fields, {path: v.value for path, v in self.variables.items()})
+        pipe.build(of_fields, {path: v.value for path, v in self.variables.items()})
         self._share(pipe)
         return pipe
+
+    def _of_enough_examples(self, fields: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+        """Return the specs of a mini-batch with at least one example for each replica."""
+        return {
+            name: tf.TensorSpec(
+                [max(spec.shape[0], self.settings["num_replicas"]), *spec.shape[1:]], spec.dtype
+            )
+            for name, spec in specs(fields).items()
+        }
 
     def _share(self, pipe: PipeliningLayer) -> None:
         """Let the model have the variables that a pipeline has created."""
@@ -270,7 +286,7 @@ class Pipelines:
 
     def _params(self, losses: Sequence[Layer.Params], **changes: Any) -> PipeliningLayer.Params:
         """Return the params of the network with these losses in its last cell."""
-        network, settings = self.network, self.settings | changes
+        network, settings = self.network, self.settings | self._within | changes
         if settings["cuts"] is not None:
             *cuts, last = settings["cuts"]
             settings["cuts"] = (*cuts, last + len(losses))

@@ -21,7 +21,9 @@ from lingvo_gpipe.nests import SpecNest
 from lingvo_gpipe.network import micro_batches
 from lingvo_gpipe.plan import auto, step_plan
 
-_CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches", "device_memory")
+_CHOSEN = ("schedule", "cells_per_device", "recompute", "num_micro_batches")
+WITHIN = ("device_memory", "slots_per_weight")
+"""Fields by which a network is cut within the memory of its devices."""
 _SHARE_OF_GPU = 0.85  # an H200 counted 0.8 to 1.2 times what plans say (docs/measurements.md)
 _MORE_PARTITIONS = 4  # times K, up to which a number that fits is looked for
 
@@ -54,18 +56,25 @@ def settle(
     limit_bytes = _limit_bytes(params)
     if limit_bytes is None and params.schedule != schedule.AUTO:
         return {}
-    planner = _Planner(fields, slots(), divides=divides)
+    of_optimizer = slots()
+    planner = _Planner(fields, of_optimizer, divides=divides)
     asked = params.copy()
     if limit_bytes is not None:
+        trained = network.analyze(network.uncut(params), fields).variables
+        sizes = [spec.size_bytes for path, spec in trained.items() if path in of_optimizer]
+        asked.slots_per_weight = sum(of_optimizer.values()) / max(1, sum(sizes))
         asked.device_memory = f"{limit_bytes}B"
     if asked.schedule == schedule.AUTO:
         with contextlib.suppress(errors.PartitionError):  # nothing fits: below is why
             counts, _ = auto.counts(asked, fields) if divides else ([None], "")
             best = auto.choose_for(asked, planner, counts, limit_bytes).best
-            return {field: best.model.get(field) for field in _CHOSEN}
+            return {field: best.model.get(field) for field in (*_CHOSEN, *WITHIN)}
         asked.schedule = "1f1b"
-    if limit_bytes is None or planner.fits(asked, limit_bytes):
+    if limit_bytes is None:
         return _changes(params, asked)
+    fitting = planner.fitting(asked, limit_bytes)
+    if fitting is not None:
+        return _changes(params, fitting)
     changed = next(_fitting(asked, planner, limit_bytes), None)
     if changed is not None and adapts:
         size = units.size(limit_bytes)
@@ -124,12 +133,19 @@ class _Planner:
         analysis = network.analyze(network.uncut(model), self.fields)
         return micro_batch_dependence.reason(analysis)
 
-    def fits(self, model: network.PipelineParams, limit_bytes: int) -> bool:
-        """Return whether a step can be cut and needs no more than this on each device."""
-        try:
-            return self(model).heaviest_bytes <= limit_bytes
-        except errors.PartitionError:
-            return False
+    def fitting(
+        self, model: network.PipelineParams, limit_bytes: int
+    ) -> network.PipelineParams | None:
+        """Return params whose step needs no more than this on each device; None: there are none.
+
+        The cut of equal times is tried first, then one within `device_memory`.
+        """
+        for tried in (model.copy().set(device_memory=None), model):
+            # A schedule given as text has its own numbers of devices and micro-batches.
+            with contextlib.suppress(errors.PartitionError, errors.ScheduleError):
+                if self(tried).heaviest_bytes <= limit_bytes:
+                    return tried
+        return None
 
 
 def _limit_bytes(params: network.PipelineParams) -> int | None:
@@ -167,7 +183,7 @@ def _fitting(
     """Yield changes with which a step fits: first those with few more micro-batches."""
     counts = [asked.num_micro_batches]
     num_examples = micro_batches.batch_size(planner.fields)
-    is_free = planner.kept(asked) is None
+    is_free = planner.kept(asked) is None and asked.schedule in schedule.SCHEDULES
     while is_free and counts[-1] < num_examples:
         counts.append(min(2 * counts[-1], num_examples))
     policies = [asked.recompute]
@@ -176,8 +192,9 @@ def _fitting(
     for count in counts:
         for policy in policies:
             tried = asked.copy().set(num_micro_batches=count, recompute=policy)
-            if planner.fits(tried, limit_bytes):
-                yield _changes(asked, tried)
+            fitting = planner.fitting(tried, limit_bytes)
+            if fitting is not None:
+                yield _changes(asked, fitting)
 
 
 def _refusal(
@@ -196,11 +213,13 @@ def _refusal(
     if changed is not None:
         return f"{what} {limit}. It fits with {_text(changed)}, which adapt_to_memory=True sets"
     most = min(_MORE_PARTITIONS * asked.num_partitions, len(asked.layers))
-    for count in range(asked.num_partitions + 1, most + 1):
+    own_cuts = {} if asked.cuts is None else {"cuts": None}
+    for count in range(asked.num_partitions + (asked.cuts is None), most + 1):
         more = asked.copy().set(num_partitions=count, devices=None, cuts=None, recompute="full")
         fitting = next(_fitting(more, planner, limit_bytes), None)
         if fitting is not None:
-            return f"{what} {limit}. It fits with {_text({'num_partitions': count} | fitting)}"
+            more_devices = {"num_partitions": count} if count > asked.num_partitions else {}
+            return f"{what} {limit}. It fits with {_text({**more_devices, **own_cuts, **fitting})}"
     kept = planner.kept(asked)
     if kept is not None:
         return (
@@ -216,11 +235,13 @@ def _refusal(
 
 
 def _changes(before: network.PipelineParams, after: network.PipelineParams) -> dict[str, Any]:
-    return {field: after.get(field) for field in _CHOSEN if after.get(field) != before.get(field)}
+    changed = {field: after.get(field) for field in (*_CHOSEN, *WITHIN)}
+    return {field: value for field, value in changed.items() if value != before.get(field)}
 
 
 def _text(changed: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field}={value!r}" for field, value in changed.items())
+    shown = {field: value for field, value in changed.items() if field not in WITHIN}
+    return ", ".join(f"{field}={value!r}" for field, value in shown.items())
 
 
 def _like(weight: keras.Variable) -> keras.Variable:

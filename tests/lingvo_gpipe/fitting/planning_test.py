@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gpipe import errors, pipelining
+from lingvo_gpipe import errors, pipelining, schedule
 from lingvo_gpipe.fitting import PipelinedModel, planning, variables
 from tests.lingvo_gpipe.fitting.fit_cases import CLASSES, X
 
@@ -27,10 +27,10 @@ def wide(depth: int = 6, norm: bool = False) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
 
 
-def fitted(model: keras.Model, **settings: Any) -> PipelinedModel:
+def fitted(model: keras.Model, optimizer: str = "adam", **settings: Any) -> PipelinedModel:
     """Return the model after an update on large mini-batches."""
     pipelined = PipelinedModel(model, **settings)
-    pipelined.compile("adam", "sparse_categorical_crossentropy")
+    pipelined.compile(optimizer, "sparse_categorical_crossentropy")
     rows = np.arange(2048) % len(X)
     pipelined.fit(X[rows], CLASSES[rows], batch_size=2048, epochs=1, verbose=0)
     return pipelined
@@ -75,12 +75,67 @@ def test_a_step_that_does_not_fit_is_divided_until_it_does(partitions: int) -> N
     assert model.settings["num_micro_batches"] > 1
 
 
+@pytest.mark.parametrize(("limit_mib", "cuts"), [(60, (10, 8)), (40, (7, 11))])
 def test_cells_are_cut_within_the_memory_of_a_gpu_that_nobody_stated(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, limit_mib: int, cuts: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(planning, "_limit_bytes", lambda _: 64 * 2**20)
-    settings = fitted(wide(), num_partitions=2, num_micro_batches=4).settings
-    assert settings["device_memory"] == f"{64 * 2**20}B"
+    monkeypatch.setattr(planning, "_limit_bytes", lambda _: limit_mib * 2**20)
+    inputs = keras.Input([4])
+    x = keras.layers.RepeatVector(2**15)(keras.layers.Dense(4)(inputs))
+    for _ in range(8):  # much memory, few FLOPs
+        x = keras.layers.Activation("tanh")(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    for _ in range(6):
+        x = keras.layers.Dense(256)(x)
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
+    pipelined = PipelinedModel(model, 2, 2, recompute="never")
+    pipelined.compile("sgd", "sparse_categorical_crossentropy")
+    pipelined.train_on_batch(X[:12, :4], CLASSES[:12])
+    assert pipelined.settings["cuts"] == cuts
+    assert pipelined.settings["device_memory"] is None
+
+
+@pytest.mark.parametrize(("optimizer", "memory"), [("sgd", "20MiB"), ("adam", "24MiB")])
+def test_what_the_optimizer_keeps_decides_what_fits(optimizer: str, memory: str) -> None:
+    settings = {"num_partitions": 3, "num_micro_batches": 64, "device_memory": memory}
+    assert fitted(wide(), optimizer, **settings).settings["device_memory"] == memory
+
+
+def test_a_schedule_of_two_micro_batches_has_no_more() -> None:
+    text = schedule.make("1f1b", 2, 2).to_text()
+    with pytest.raises(
+        errors.PartitionError, match=r"a step needs about .*, more than the 5\.00 MiB"
+    ):
+        fitted(wide(), num_partitions=2, num_micro_batches=2, schedule=text, device_memory="5MiB")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_partitions": 0}, r"^num_partitions=0, but it must be at least 1$"),
+        (
+            {"num_partitions": 2, "cuts": (1, 1)},
+            r"^cuts=\[1, 1\] sums to 2, but there are 7 layers",
+        ),
+        ({"num_partitions": 2, "num_replicas": 2}, "^num_replicas=2, but a mini-batch has 1 micro"),
+    ],
+)
+def test_other_mistakes_are_not_those_of_the_memory(settings: Any, message: str) -> None:
+    with pytest.raises(errors.PartitionError, match=message):
+        fitted(wide(), device_memory="8GiB", **settings)
+
+
+def test_cuts_that_do_not_fit_are_said_to_be_too_many() -> None:
+    with pytest.raises(errors.PartitionError, match=r"It fits with cuts=None$"):
+        fitted(wide(), num_partitions=2, num_micro_batches=64, cuts=(1, 6), device_memory="24MiB")
+
+
+def test_a_replicated_model_predicts_one_example_first() -> None:
+    plain = wide(2)
+    expected = plain.predict(X[:1], verbose=0)
+    model = PipelinedModel(plain, 2, 4, num_replicas=2)
+    np.testing.assert_allclose(model.predict(X[:1], verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(model.predict(X[:5], verbose=0)[:1], expected, rtol=1e-5)
 
 
 def test_more_partitions_are_named_where_nothing_else_helps() -> None:

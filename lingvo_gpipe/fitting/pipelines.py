@@ -75,6 +75,7 @@ class Pipelines:
         self.variables: dict[str, keras.Variable] = {}
         self._model = model
         self._graphs: dict[int, Functional] = {}  # of a subclassed model
+        self._is_of_now = True  # whether its call may not have changed since they were found
         self.settings = dict(settings)
         self._always_compiles = settings["jit_compile"]
         self._adapts = adapts
@@ -108,6 +109,7 @@ class Pipelines:
         self._predicting = None
         self._is_settled = False
         self._is_divisible = True
+        self._is_of_now = False
 
     def follow_frozen(self) -> None:
         """Make the pipelines with losses again if a layer was frozen, or no longer is."""
@@ -141,6 +143,9 @@ class Pipelines:
         """Return the inputs of the model by name, with the dtypes and ranks of its `Input`s."""
         if self.graph() is None:
             self._find_graph(x)
+        elif self._graphs and not self._is_of_now:
+            self._check_graph()
+        self._is_of_now = True
         graph = self.graph()
         _check_inputs(graph, x)
         flat = graph._standardize_inputs(x)
@@ -153,6 +158,21 @@ class Pipelines:
                     f"for {taken.shape}"
                 )
         return dict(zip(keras.tree.flatten(self.network.inputs), flat, strict=True))
+
+    def _check_graph(self) -> None:
+        """Refuse a class whose call does something else since it was compiled.
+
+        Raises:
+            LayerError: it does.
+        """
+        now = functional_form.graphs(self._model, self.graph().input)
+        if now.keys() != self._graphs.keys() or not all(
+            functional_form.is_same(graph, self._graphs[key]) for key, graph in now.items()
+        ):
+            raise errors.LayerError(
+                f"{self._model.name}: the call of {type(self._model).__name__} does something else "
+                "than when it was cut. Wrap the model again"
+            )
 
     def _find_graph(self, x: Any) -> None:
         """Find the graph of a model by its first mini-batch; a Sequential takes other sizes, too.

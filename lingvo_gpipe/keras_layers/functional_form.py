@@ -1,9 +1,8 @@
 """The graph of a subclassed Keras model, from calls with symbolic inputs.
 
 A class with its own `call` has no graph. But if its `call` only calls layers and operations of
-Keras, then a call with symbolic tensors records them, as in a functional model. What would be lost
-is refused: random numbers outside of layers, and what depends on `training` there. Last, the graph
-and the model compute an example.
+Keras, then a call with symbolic tensors records them, as in a functional model. What a graph would
+lose is refused (`_refuse_lost`). Last, the graph and the model compute an example.
 """
 
 from __future__ import annotations
@@ -11,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.layers.layer import CallContext
 from keras.src.models.functional import Functional
 
 from lingvo_gpipe import errors
-from lingvo_gpipe.keras_layers.config import first_line
+from lingvo_gpipe.keras_layers.config import first_line, without_names
 from lingvo_gpipe.keras_layers.live import example
 from lingvo_gpipe.keras_layers.model import Given, graph_of, nodes_of
 from lingvo_gpipe.nests import Nest
 
 _TOLERANCE = 1e-3
+_CONTEXT = "current_call_ctx"
 
 
 class _Reads(keras.StatelessScope):
@@ -41,6 +44,17 @@ class _Reads(keras.StatelessScope):
 
 
 @contextlib.contextmanager
+def _as_in(context: CallContext | None) -> Iterator[None]:
+    """Let layers take what they are not given (`training`) from this call; None: from none."""
+    before = global_state.get_global_attribute(_CONTEXT)
+    global_state.set_global_attribute(_CONTEXT, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CONTEXT, before)
+
+
+@contextlib.contextmanager
 def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
     """Record also what depends on no input, in the `with` block.
 
@@ -48,8 +62,8 @@ def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
     """
     first = keras.tree.flatten(inputs)[0]
 
-    def symbolic(value: Any, name: str | None = None) -> keras.KerasTensor:
-        return Given(value, name, model.dtype_policy)(first)
+    def symbolic(value: Any) -> keras.KerasTensor:
+        return Given(value, model.dtype_policy)(first)
 
     def given(leaf: Any) -> Any:
         return symbolic(leaf) if isinstance(leaf, tf.Tensor) else leaf
@@ -59,8 +73,9 @@ def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = keras.tree.flatten((args, kwargs))
-            if any(map(tf.is_symbolic_tensor, leaves)) or not any(map(tf.is_tensor, leaves)):
+            leaves = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
+            are_values = all(isinstance(leaf, tf.Tensor) for leaf in leaves)
+            if not leaves or not are_values or any(map(tf.is_symbolic_tensor, leaves)):
                 return original(*args, **kwargs)
             args, kwargs = keras.tree.map_structure(given, (args, kwargs))
             return layer(*args, **kwargs)
@@ -69,16 +84,19 @@ def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
 
     attributes = vars(model)
     weights = {name: v for name, v in attributes.items() if isinstance(v, keras.Variable)}
+    own = {id(layer): vars(layer)["call"] for layer in model.layers if "call" in vars(layer)}
     try:
         for layer in model.layers:
             layer.call = recorded(layer)
         for name, weight in weights.items():
-            attributes[name] = symbolic(weight, name)
+            attributes[name] = symbolic(weight)
         yield
     finally:
         attributes.update(weights)
         for layer in model.layers:
             vars(layer).pop("call", None)
+            if id(layer) in own:
+                vars(layer)["call"] = own[id(layer)]
 
 
 def graphs(model: keras.Model, x: Nest) -> dict[int, Functional]:
@@ -99,28 +117,42 @@ def graphs(model: keras.Model, x: Nest) -> dict[int, Functional]:
     Raises:
         LayerError: the call of `model` does more than calling layers and operations of Keras.
     """
-    with tf.init_scope(), tf.device("CPU:0"):  # a device might be too small for all weights
+    # A device might be too small for all weights.
+    with tf.init_scope(), tf.device("CPU:0"), _as_in(None):
         graph = _checked(model, x, in_model=False)
-        return {id(model): graph} | _inner_graphs(graph)
+        return {id(model): graph} | _inner_graphs(model, graph)
 
 
-def _inner_graphs(graph: Functional) -> dict[int, Functional]:
+def is_same(one: Functional, other: Functional) -> bool:
+    """Return whether two graphs of a model call the same with the same arguments."""
+    return _is_same(list(_described(one, True)), list(_described(other, True)))
+
+
+def _inner_graphs(outer: keras.Model, graph: Functional) -> dict[int, Functional]:
+    """Return the graphs of models that are called once, with one argument and without masks."""
     found: dict[int, Functional] = {}
-    for node in nodes_of(graph):
+    nodes = nodes_of(graph)
+    operations = [node.operation for node in nodes]
+    for node in nodes:
         operation, called = node.operation, [*node.arguments.keras_tensors, *node.outputs]
-        if (inner := graph_of(operation)) is not None:
-            found |= _inner_graphs(inner)
-        elif isinstance(operation, keras.Model) and not any(map(_has_mask, called)):
+        args, kwargs = node.arguments.args, node.arguments.kwargs
+        if (
+            isinstance(operation, keras.Model)
+            and graph_of(operation) is None
+            and operations.count(operation) == 1
+            and operation.dtype_policy.name == outer.dtype_policy.name
+            and not any(map(_has_mask, called))
+            and len(args) == 1
+            and set(kwargs) <= {"training"}
+        ):
             with contextlib.suppress(errors.LayerError):
-                args = node.arguments.args
-                if len(args) == 1 and set(node.arguments.kwargs) <= {"training", "mask"}:
-                    inner = _checked(operation, args[0], in_model=True)
-                    if not any(map(_has_mask, inner.outputs)):
-                        found |= {id(operation): inner} | _inner_graphs(inner)
+                inner = _checked(operation, args[0], in_model=True)
+                if not any(map(_has_mask, inner.outputs)):
+                    found |= {id(operation): inner} | _inner_graphs(operation, inner)
     return found
 
 
-def _has_mask(tensor: keras.KerasTensor) -> bool:
+def _has_mask(tensor: Any) -> bool:
     return getattr(tensor, "_keras_mask", None) is not None
 
 
@@ -137,27 +169,91 @@ def _checked(model: keras.Model, x: Nest, *, in_model: bool) -> Functional:
     """
     inputs = _inputs(model, x)
     drawn = keras.tree.map_structure(example, inputs)
-    outputs = []
+    layers = model._flatten_layers(include_self=False)
     try:
         model(inputs)  # as Keras builds it
+        before = [len(layer._inbound_nodes) for layer in layers]
         with _Reads() as reads, _recording(model, inputs):
-            in_inference, graph = (
-                _graph(model, inputs, training, in_model) for training in (False, True)
-            )
-        for each in (graph, model):
-            with keras.StatelessScope():  # both draw the same numbers
-                outputs.append(keras.tree.flatten(each(drawn, training=False)))
+            inference, graph = (_graph(model, inputs, mode, in_model) for mode in (False, True))
+        with keras.StatelessScope():  # both draw the same numbers
+            found, masked = _run(graph, drawn)
+        with keras.StatelessScope():
+            wanted = keras.tree.flatten(model(drawn, training=False))
     except Exception as error:  # whatever a user's code raises
         reason = first_line(error).partition(". ")[0]
         raise _refused(model, f"cannot be called with symbolic tensors ({reason})") from error
     if reads.variables:
         raise _refused(model, f"reads {reads.variables[0].path!r} outside of a layer")
-    if not _is_same(list(_described(in_inference, False)), list(_described(graph, True))):
+    _refuse_lost(model, graph)
+    recorded = {id(node) for each in (graph, inference) for node in nodes_of(each)}
+    for layer, count in zip(layers, before, strict=True):
+        if any(id(node) not in recorded for node in layer._inbound_nodes[count:]):
+            raise _refused(model, f"calls {layer.name!r} for something that it does not return")
+    if not _is_same(list(_described(inference, False)), list(_described(graph, True))):
         raise _refused(model, "depends on the argument training, other than by handing it on")
-    for one, other in zip(*outputs, strict=True):
+    for node in nodes_of(graph):
+        if any(map(_has_mask, node.outputs)) != (id(node.operation) in masked):
+            name = node.operation.name
+            raise _refused(model, f"has a mask from {name!r}, which defines no compute_mask")
+    for one, other in zip(found, wanted, strict=True):
         if not np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True):
             raise _refused(model, "computes something else with symbolic tensors")
     return graph
+
+
+def _run(graph: Functional, inputs: Nest) -> tuple[list[tf.Tensor], set[int]]:
+    """Return outputs of a graph in inference, and the operations that return a masked tensor."""
+    masked: set[int] = set()
+
+    def watched(operation: keras.Operation) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if "training" in kwargs:
+                kwargs["training"] = False
+            outputs = operation(*args, **kwargs)
+            if any(map(_has_mask, keras.tree.flatten(outputs))):
+                masked.add(id(operation))
+            return outputs
+
+        return call
+
+    outputs = graph._run_through_graph(keras.tree.flatten(inputs), watched)
+    return keras.tree.flatten(outputs), masked
+
+
+def _refuse_lost(model: keras.Model, graph: Functional) -> None:
+    """Refuse what a graph would lose.
+
+    Raises:
+        LayerError: see `graphs`.
+    """
+    inside = {id(weight) for weight in graph.weights}
+    for weight in model.weights:
+        if getattr(weight, "regularizer", None) is not None and id(weight) not in inside:
+            raise _refused(model, f"leaves {weight.path!r} out, which has a penalty")
+    if model.activity_regularizer is not None:
+        raise _refused(model, "has an activity_regularizer of its own")
+    if any(isinstance(value, tf.Variable) for value in vars(model).values()):
+        raise _refused(model, "may read a tf.Variable")
+    if not _is_plain(graph.output):
+        raise _refused(model, f"returns a {type(graph.output).__name__} that is not kept")
+    for node in nodes_of(graph):
+        given = node.arguments
+        settings = (
+            () if isinstance(node.operation, keras.layers.Layer) else _settings(node.operation)
+        )
+        if any(map(callable, keras.tree.flatten((given.args, given.kwargs, settings)))):
+            raise _refused(model, f"hands a function to {node.operation.name!r}")
+        if type(given.kwargs.get("training")) not in (bool, type(None)):
+            raise _refused(model, "has an argument training that is no bool")
+
+
+def _is_plain(outputs: Any) -> bool:
+    """Return whether a pipeline returns outputs in this structure."""
+    if type(outputs) in (list, tuple):
+        return len(outputs) > 1 and all(map(_is_plain, outputs))
+    if type(outputs) is dict:
+        return all(map(_is_plain, outputs.values()))
+    return isinstance(outputs, keras.KerasTensor)
 
 
 def _inputs(model: keras.Model, x: Nest) -> Nest:
@@ -165,9 +261,10 @@ def _inputs(model: keras.Model, x: Nest) -> Nest:
 
     def symbolic(path: tuple[Any, ...], tensor: Any) -> keras.KerasTensor:
         dtype = keras.backend.standardize_dtype(tensor.dtype)
-        dtype = model.compute_dtype if "float" in dtype else dtype
-        own = path[-1] if path and isinstance(path[-1], str) else None
-        name = own or "_".join(map(str, ("inputs", *path)))
+        dtype = model.compute_dtype if "float" in dtype and model.autocast else dtype
+        name = path[0] if len(path) == 1 else None  # Keras wants the keys of a dict as names
+        if not isinstance(name, str):
+            name = re.sub(r"\W", "_", "_".join(map(str, ("inputs", *path))))
         return keras.Input(tensor.shape[1:], dtype=dtype, name=name)
 
     flat = [symbolic(path, tensor) for path, tensor in keras.tree.flatten_with_path(x)]
@@ -176,12 +273,32 @@ def _inputs(model: keras.Model, x: Nest) -> Nest:
 
 def _graph(model: keras.Model, inputs: Nest, training: bool, in_model: bool) -> Functional:
     is_taken = "training" in inspect.signature(model.call).parameters
-    outputs = model.call(inputs, **({"training": training} if is_taken else {}))
+    context = CallContext(entry_layer=model)
+    context.set_value("training", training if is_taken or in_model else None)
+    with _as_in(context):
+        outputs = model.call(inputs, **({"training": training} if is_taken else {}))
     graph = keras.Model(inputs, outputs, name=model.name)
     for node in nodes_of(graph):
         if isinstance(node.operation, keras.layers.Layer) and not (is_taken or in_model):
             node.arguments.kwargs.setdefault("training", False)
+            inner = graph_of(node.operation)
+            if inner is not None and _trains_always(inner):
+                raise ValueError(f"{node.operation.name!r} has layers that were made with training")
     return graph
+
+
+def _trains_always(graph: Functional) -> bool:
+    """Return whether a functional model has a layer that was called with training=True."""
+    return any(
+        node.arguments.kwargs.get("training") is True
+        or ((inner := graph_of(node.operation)) is not None and _trains_always(inner))
+        for node in nodes_of(graph)
+    )
+
+
+def _settings(operation: keras.Operation) -> dict[str, Any]:
+    """Return the attributes of an operation, which is made in each call."""
+    return {name: v for name, v in vars(operation).items() if name[0] != "_" and name != "name"}
 
 
 def _described(graph: Functional, training: bool) -> Iterator[Any]:
@@ -193,11 +310,12 @@ def _described(graph: Functional, training: bool) -> Iterator[Any]:
     for node in nodes_of(graph):
         numbers |= {id(tensor): len(numbers) + n for n, tensor in enumerate(node.outputs)}
         operation: Any = node.operation
-        if isinstance(operation, Given):  # made in each call, as operations are
+        if isinstance(operation, Given):
             operation = operation.given
         elif not isinstance(operation, keras.layers.Layer):
-            settings = {k: v for k, v in vars(operation).items() if k[0] != "_" and k != "name"}
-            operation = [type(operation), settings]
+            operation = [type(operation), _settings(operation)]
+        elif not operation.variables:  # it may be made in each call, too
+            operation = [type(operation), without_names(operation.get_config())]
         kwargs = dict(node.arguments.kwargs)
         if kwargs.get("training") in (None, False, training):
             kwargs.pop("training", None)

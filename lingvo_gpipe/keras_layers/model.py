@@ -208,8 +208,8 @@ class _Call:
 class Given(keras.layers.Layer):
     """x → a value that does not depend on x: positions, or a weight of a model class."""
 
-    def __init__(self, value: Any, name: str | None, dtype: keras.DTypePolicy) -> None:
-        super().__init__(name=name, dtype=dtype)
+    def __init__(self, value: Any, dtype: keras.DTypePolicy) -> None:
+        super().__init__(dtype=dtype)
         self.given = value
 
     def call(self, x: Nest) -> tf.Tensor:
@@ -336,6 +336,7 @@ class _Cutter:
     ) -> None:
         operation = node.operation
         _refuse_variables(node)
+        _refuse_hidden_mask(node)
         name = self._free(self.names[id(operation)])
         reads: list[str] = []
         args = [self._argument(name, arg, streams, reads) for arg in node.arguments.args]
@@ -565,10 +566,43 @@ def _differs(node: Any, seeds: Sequence[keras.Variable], keeps: bool, *, trainin
         return not keeps
 
 
+def _refuse_hidden_mask(node: Any) -> None:
+    """Refuse a layer of a user's whose outputs have a mask only when it runs.
+
+    Such a mask is that of a layer in it, which has no `compute_mask` of its own.
+
+    Raises:
+        LayerError: naming the layer.
+    """
+    operation = node.operation
+    if not isinstance(operation, keras.layers.Layer) or _is_of_keras(operation):
+        return
+    try:
+        outputs = _called(node, slice(0, 4), training=False)
+    except Exception:  # noqa: BLE001 (a layer may refuse numbers that are not its user's)
+        return
+    for output, symbolic in zip(outputs, node.outputs, strict=True):
+        masks = [getattr(each, "_keras_mask", None) for each in (output, symbolic)]
+        if masks[0] is not None and masks[1] is None:
+            raise errors.LayerError(
+                f"{operation.name} ({type(operation).__name__}) returns the mask of a layer in it "
+                "only when it runs, so the graph does not show which layers receive it. Define its "
+                "compute_mask and set supports_masking=True"
+            )
+
+
 def _run(
     node: Any, part: slice, *, training: bool, seeds: Sequence[keras.Variable] = ()
 ) -> list[np.ndarray[Any, Any]]:
     """Return the outputs of a node for some of four examples, with other states of `seeds`."""
+    outputs = _called(node, part, training=training, seeds=seeds)
+    return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
+
+
+def _called(
+    node: Any, part: slice, *, training: bool, seeds: Sequence[keras.Variable] = ()
+) -> list[tf.Tensor]:
+    """Return the outputs of a node, flat; see `_run`."""
 
     def inputs(value: Any) -> Any:
         if not isinstance(value, keras.KerasTensor):
@@ -582,8 +616,8 @@ def _run(
         kwargs = {**kwargs, "training": training}
     states = [(state, state.value + 1) for state in seeds]
     with keras.StatelessScope(states):  # what it writes is not kept
-        outputs = keras.tree.flatten(operation(*args, **kwargs))
-    return [keras.ops.convert_to_numpy(keras.ops.cast(value, "float64")) for value in outputs]
+        outputs: list[tf.Tensor] = keras.tree.flatten(operation(*args, **kwargs))
+    return outputs
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

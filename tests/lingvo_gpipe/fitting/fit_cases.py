@@ -165,6 +165,25 @@ class OnABase(keras.Model):
         return self.last(self.base(x, training=training))
 
 
+class Doubles(layers.Layer):
+    """x → 2x in training, which by default it is not."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return 2 * x if training else x
+
+
+class Defaulted(keras.Model):
+    """Calls without `training` for layers that have it from the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.doubles = layers.Dense(6), layers.Dense(2), Doubles()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        del training
+        return self.last(self.doubles(self.first(x)))
+
+
 class Positioned(keras.Model):
     """A table of positions and a weight of the model itself; neither depends on an input."""
 
@@ -630,6 +649,7 @@ CASES = {
         lambda: arrays({"left": TARGET, "right": X[:, :3]}),
         one_micro_batch=True,
     ),
+    "subclassed-default-training": Case(Defaulted, with_loss("mse"), lambda: arrays(TARGET)),
     "subclassed-positions": Case(Positioned, with_loss("mse", "adam"), lambda: arrays(TARGET)),
     "subclassed-on-a-functional": Case(
         OnABase, with_loss("mse"), lambda: arrays(TARGET), one_micro_batch=True

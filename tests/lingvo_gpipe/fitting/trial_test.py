@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from lingvo_gpipe import PipeliningLayer, errors
 from lingvo_gpipe.fitting import PipelinedModel
+from tests.lingvo_gpipe.fitting import fit_cases
 
 X = np.random.default_rng(0).normal(size=(12, 6)).astype("float32")
 LABELS = {"price": X[:, :1] * 40, "kind": X[:, 1:2]}
@@ -291,6 +292,39 @@ def test_a_layer_of_texts_is_tried() -> None:
     model.compile("sgd", "mse")
     texts = tf.constant([["a"], ["b"], ["c"], ["d"]])
     assert np.isfinite(model.train_on_batch(texts, np.ones([4, 2])))
+
+
+def test_the_first_call_of_a_class_does_not_decide_how_it_trains() -> None:
+    plain = fit_cases.Defaulted()
+    plain(X)
+    twin = fit_cases.Defaulted()
+    twin(X)
+    twin.set_weights(plain.get_weights())
+    model = PipelinedModel(plain, 2, 3)
+    model(X, training=False)
+    for each in (model, twin):
+        each.compile("sgd", "mse")
+        each.train_on_batch(X, X[:, :2])
+    for one, other in zip(plain.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_class_whose_call_has_changed_is_refused_after_compile() -> None:
+    class Phases(fit_cases.Defaulted):
+        scale = 1.0
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.scale * super().call(x, training)
+
+    plain = Phases()
+    model = PipelinedModel(plain, 2, 3)
+    for _ in range(2):
+        model.compile("sgd", "mse")
+        model.train_on_batch(X, X[:, :2])
+    plain.scale = 3.0
+    model.compile("sgd", "mse")
+    with pytest.raises(errors.LayerError, match="does something else than when it was cut"):
+        model.train_on_batch(X, X[:, :2])
 
 
 @pytest.mark.parametrize("name", ["train_step", "compute_loss", "compute_metrics", "predict_step"])

@@ -84,6 +84,93 @@ class DrawsByNumPy(Base):
         return x + np.random.default_rng().normal(size=(1, 3))
 
 
+class Penalized(layers.Layer):
+    """Adds a loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(ops.mean(x**2))
+        return x
+
+
+class LossBeside(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = Penalized()
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        self.beside(x)
+        return x
+
+
+class PenaltyBeside(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = self.add_weight(shape=(2,), name="beside", regularizer="l2")
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x
+
+
+class Maps(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(3)
+        self.inner.build((None, 3))
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return ops.map(self.inner, x[:, None])[:, 0]
+
+
+class Tokens(layers.Layer):
+    """Has a mask only when it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(9, 3, mask_zero=True)
+
+    def call(self, x: Any) -> Any:
+        return self.table(ops.cast(x > 0, "int32"))
+
+
+class Masked(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.over = Tokens(), layers.LSTM(3)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return self.over(self.tokens(x))
+
+
+class AListOfOne(Base):
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        del training
+        return [self.last(self.first(x))]
+
+
+class ByAnInteger(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = layers.Dropout(0.5)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return self.dropout(x, training=0)
+
+
+class ReadsAVariable(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = tf.Variable(1.0)
+
+    def between(self, x: Any, training: bool | None) -> Any:
+        del training
+        return x * (self.beta * 1.0)
+
+
 class OfTensorFlow(Base):
     def between(self, x: Any, training: bool | None) -> Any:
         del training
@@ -112,6 +199,13 @@ REFUSED = {
     Repeats: "cannot be called with symbolic tensors .*None",
     Draws: "reads '.*seed_generator_state' outside of a layer",
     DrawsByNumPy: "depends on the argument training|computes something else",
+    LossBeside: "calls 'penalized.*' for something that it does not return",
+    PenaltyBeside: "leaves 'penalty_beside.*/beside' out, which has a penalty",
+    Maps: "hands a function to 'map.*'",
+    Masked: "has a mask from 'tokens.*', which defines no compute_mask",
+    AListOfOne: "returns a list that is not kept",
+    ByAnInteger: "has an argument training that is no bool",
+    ReadsAVariable: "may read a tf.Variable",
     OfTensorFlow: "cannot be called with symbolic tensors",
     Adds: "cannot be called with symbolic tensors",
     LooksAtTensors: "computes something else",
@@ -153,6 +247,37 @@ def test_models_in_a_model_are_cut() -> None:
         "encoder_1.dense",
     ]
     assert cut.outputs == {"left": "dense", "right": "multiply"}
+
+
+def test_a_model_that_is_called_twice_is_one_layer() -> None:
+    class Flips(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x: Any, flip: bool = False) -> Any:
+            return self.dense(x[:, ::-1] if flip else x)
+
+    class Outer(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Flips()
+
+        def between(self, x: Any, training: bool | None) -> Any:
+            del training
+            return self.inner(x) + self.inner(x, flip=True)
+
+    own = Outer()
+    assert functional_form.graphs(own, X).keys() == {id(own)}
+
+
+def test_a_layer_keeps_a_call_of_its_own() -> None:
+    own = fit_cases.Positioned()
+    plain = own.first.call
+    own.first.call = lambda x, training=None: 2 * plain(x, training=training)
+    expected = own(X)
+    functional_form.graphs(own, X)
+    np.testing.assert_array_equal(own(X), expected)
 
 
 def test_a_model_in_a_model_that_has_no_graph_is_one_layer() -> None:

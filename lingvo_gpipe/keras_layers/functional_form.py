@@ -65,38 +65,56 @@ def _recording(model: keras.Model, inputs: Nest) -> Iterator[None]:
     def symbolic(value: Any) -> keras.KerasTensor:
         return Given(value, model.dtype_policy)(first)
 
-    def given(leaf: Any) -> Any:
-        return symbolic(leaf) if isinstance(leaf, tf.Tensor) else leaf
-
-    def recorded(layer: keras.layers.Layer) -> Callable[..., Any]:
-        original = layer.call
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            leaves = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
-            are_values = all(isinstance(leaf, tf.Tensor) for leaf in leaves)
-            if not leaves or not are_values or any(map(tf.is_symbolic_tensor, leaves)):
-                return original(*args, **kwargs)
-            args, kwargs = keras.tree.map_structure(given, (args, kwargs))
-            return layer(*args, **kwargs)
-
-        return call
-
-    attributes = vars(model)
-    weights = {name: v for name, v in attributes.items() if isinstance(v, keras.Variable)}
-    own = {id(layer): vars(layer)["call"] for layer in model.layers if "call" in vars(layer)}
+    attributes, layers = vars(model), [vars(layer) for layer in model.layers]
+    before = [attributes.copy(), *(own.copy() for own in layers)]
     try:
         for layer in model.layers:
-            layer.call = recorded(layer)
-        for name, weight in weights.items():
-            attributes[name] = symbolic(weight)
+            layer.symbolic_call = _of_dense(layer.symbolic_call)
+            layer.call = _recorded(layer, symbolic)
+        for name, value in before[0].items():
+            if isinstance(value, keras.Variable):
+                attributes[name] = symbolic(value)
         yield
     finally:
-        attributes.update(weights)
-        for layer in model.layers:
-            vars(layer).pop("call", None)
-            if id(layer) in own:
-                vars(layer)["call"] = own[id(layer)]
+        attributes.update({n: v for n, v in before[0].items() if isinstance(v, keras.Variable)})
+        for own, kept in zip(layers, before[1:], strict=True):
+            for name in ("call", "symbolic_call"):
+                own.pop(name, None)
+                if name in kept:
+                    own[name] = kept[name]
+
+
+def _recorded(
+    layer: keras.layers.Layer, symbolic: Callable[[tf.Tensor], keras.KerasTensor]
+) -> Callable[..., Any]:
+    """Return a call that, given values alone, calls the layer again with symbolic tensors."""
+    original = layer.call
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = [leaf for leaf in keras.tree.flatten((args, kwargs)) if tf.is_tensor(leaf)]
+        are_values = all(isinstance(leaf, tf.Tensor) for leaf in leaves)
+        if not leaves or not are_values or any(map(tf.is_symbolic_tensor, leaves)):
+            return original(*args, **kwargs)
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: symbolic(leaf) if isinstance(leaf, tf.Tensor) else leaf, (args, kwargs)
+        )
+        return layer(*args, **kwargs)
+
+    return call
+
+
+def _of_dense(symbolic_call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a symbolic call whose tensors are dense: Keras takes `x * 2.0` for sparse."""
+
+    @functools.wraps(symbolic_call)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for leaf in keras.tree.flatten((args, kwargs)):
+            if isinstance(leaf, keras.KerasTensor):
+                leaf._sparse = False
+        return symbolic_call(*args, **kwargs)
+
+    return call
 
 
 def graphs(model: keras.Model, x: Nest) -> dict[int, Functional]:

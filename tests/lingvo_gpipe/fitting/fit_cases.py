@@ -85,21 +85,34 @@ def regression() -> keras.Model:
     return classifier(2, None)
 
 
+class Block(layers.Layer):
+    """x + attention(norm(x))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = layers.LayerNormalization(), layers.MultiHeadAttention(2, 3)
+
+    def build(self, shape: Any) -> None:
+        self.norm.build(shape)
+        self.attention.build(shape, shape)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        y = self.norm(x)
+        return x + self.attention(y, y, training=training)
+
+
 class Attentive(keras.Model):
     """Attention over three positions, in a loop, between layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = layers.Dense(12)
-        self.norms = [layers.LayerNormalization() for _ in range(2)]
-        self.attentions = [layers.MultiHeadAttention(2, 3) for _ in range(2)]
-        self.last = layers.Dense(2)
+        self.first, self.last = layers.Dense(12), layers.Dense(2)
+        self.blocks = [Block() for _ in range(2)]
 
     def call(self, x: Any, training: bool | None = None) -> Any:
-        x = keras.ops.reshape(self.first(x), (-1, 3, 4))
-        for norm, attention in zip(self.norms, self.attentions, strict=True):
-            y = norm(x)
-            x = x + attention(y, y, training=training)
+        x = keras.ops.reshape(self.first(x), (-1, 3, 4)) * 1.5
+        for block in self.blocks:
+            x = block(x, training=training)
         return self.last(keras.ops.mean(x, 1))
 
 

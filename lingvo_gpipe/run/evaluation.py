@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ class Evaluation:
         numbers = [f"{name}={value:.4f}" for name, value in self.values.items()]
         numbers += [f"{name}={count}" for name, count in self.unread.items() if count]
         return f"eval step={self.step} {' '.join(numbers)}"
+
+    def lines(self) -> Iterator[str]:
+        """Yield `line`, and a warning if a number is not finite."""
+        yield self.line()
+        names = [name for name, value in self.values.items() if not math.isfinite(value)]
+        if names:
+            yield (
+                f"the evaluation of step {self.step} is not finite ({', '.join(names)}): its data, "
+                "or a weight, holds a NaN or an infinity. No such evaluation is the best one"
+            )
 
 
 def evaluate(
@@ -286,7 +297,8 @@ def run(
     )
     if evaluated is None:
         return None
-    report(evaluated.line())
+    for line in evaluated.lines():
+        report(line)
     if logdir is not None:
         texts = texts_of(params, pipe, source, report)()
         shown = dataclasses.replace(evaluated, texts=dict(texts))

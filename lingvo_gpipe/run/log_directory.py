@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -225,9 +226,16 @@ def write_result(folder: Path, values: Mapping[str, object]) -> None:
     Raises:
         TrainingError: it cannot be written.
     """
-    content = f"{json.dumps(dict(values), indent=1)}\n".encode()
+    content = f"{json.dumps(_of_json(values), indent=1)}\n".encode()
     way_out = "The run is done; the same command writes it once there is space"
     _replace(folder / _RESULT, content, way_out)
+
+
+def _of_json(value: object) -> object:
+    """Return values with None for numbers that are not finite, which JSON has not."""
+    if isinstance(value, Mapping):
+        return {key: _of_json(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def remove_result(folder: Path) -> None:

@@ -38,7 +38,7 @@ from lingvo_gpipe.callbacks import RunModel, RunOptimizer
 from lingvo_gpipe.cluster import chief
 from lingvo_gpipe.console import progress
 from lingvo_gpipe.execution import monitoring
-from lingvo_gpipe.input import Input, synthetic
+from lingvo_gpipe.input import Input, Reading, synthetic
 from lingvo_gpipe.nests import Nest
 from lingvo_gpipe.network import parts
 from lingvo_gpipe.plan import auto, describe
@@ -277,6 +277,12 @@ class _Training:
         """Yield the mini-batches of each update, and the seconds that reading them took."""
         train, state, options = self._params.train, self.state, self._options
         data = self._source.batches(self._params.model.seed, int(state.position.numpy()))
+        if not isinstance(data, Reading):
+            raise errors.InputError(
+                f"{type(self._input).__name__}.batches returns a {type(data).__name__}, expected "
+                "lingvo_gpipe.input.Batches(dataset) of a tf.data.Dataset; its from_generator "
+                "takes a generator"
+            )
         self._unread = data.counts
         source = iter(data)
         epoch = -1
@@ -422,7 +428,8 @@ class _Training:
         value = 0.0 if params.best is None else evaluated.number(params.best)
         self._last = evaluated
         self.state.record_evaluation(value)
-        options.report(evaluated.line())
+        for line in evaluated.lines():
+            options.report(line)
         self._call("on_test_end", evaluated.numbers)
 
     def _call(self, moment: str, *arguments: object) -> None:

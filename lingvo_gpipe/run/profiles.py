@@ -289,7 +289,7 @@ def _compared(recorded: RecordedStep) -> str:
     needed_s = simulate.simulate(measured.table, medians).makespan_s
     measured_s = sum(recorded.rows[0].values())
     return (
-        f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} of the "
+        f"it took {1e3 * measured_s:.1f} ms, {measured_s / needed_s:.2f} times the "
         f"{1e3 * needed_s:.1f} ms that its table needs with the median time of each slot"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,25 @@ def test_data_are_opened_once_at_each_start(
         opened.clear()
         start()
         assert len(opened) == 1
+
+
+class Spoiled(Points):
+    """Points of which one of the test has no value."""
+
+    def arrays(self) -> Any:
+        splits = super().arrays()
+        splits["test"]["point"][3, 1] = np.nan
+        return splits
+
+
+def test_an_evaluation_that_is_not_finite_is_reported(tmp_path: Path) -> None:
+    params = ranked_task(max_steps=2)
+    params.input = Spoiled.Params(batch_size=8)
+    params.eval.best = "loss"
+    lines: list[str] = []
+    loop.run(params, tmp_path, evaluate=True, report=lines.append)
+    assert any("the evaluation of step 2 is not finite (loss)" in line for line in lines)
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"]["loss"] is None
 
 
 def test_evaluation_of_no_checkpoint_is_refused() -> None:

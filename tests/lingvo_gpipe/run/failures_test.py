@@ -131,6 +131,22 @@ def test_training_data_that_ends_costs_no_update(tmp_path: Path, fault: str, tex
     assert saved(tmp_path / "new") == []
 
 
+class Generated(Points):
+    """Returns a generator."""
+
+    def batches(self, seed: int, position: int = 0) -> Any:
+        return (batch for batch in super().batches(seed, position))
+
+
+def test_batches_by_a_generator_name_what_takes_one(tmp_path: Path) -> None:
+    params = tiny_task(max_steps=2)
+    params.input = Generated.Params(batch_size=8)
+    with pytest.raises(
+        errors.InputError, match=r"Generated\.batches returns a generator, expected"
+    ):
+        loop.run(params, tmp_path)
+
+
 class Shares(base.Layer):
     """Returns x, and as a metric a vector without names, as some of Keras' metrics are."""
 

@@ -210,7 +210,14 @@ def test_a_subclassed_model_without_a_graph_is_refused_by_the_first_mini_batch()
 
 
 @pytest.mark.parametrize(
-    "argument", [{"num_partitions": "2"}, {"cuts": "2,2"}, {"recompute": False}]
+    "argument",
+    [
+        {"num_partitions": "2"},
+        {"cuts": "2,2"},
+        {"cuts": 4},
+        {"devices": "CPU:0"},
+        {"recompute": False},
+    ],
 )
 def test_an_argument_of_another_type_is_refused_in_the_constructor(argument: Any) -> None:
     with pytest.raises(errors.ParamsError, match=f"'{next(iter(argument))}.* must be "):

@@ -158,7 +158,7 @@ def test_data_are_opened_once_at_each_start(
 
 
 class Spoiled(Points):
-    """Points of which one of the test has no value."""
+    """Points with a NaN in the split test."""
 
     def arrays(self) -> Any:
         splits = super().arrays()
